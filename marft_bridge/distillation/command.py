@@ -212,9 +212,9 @@ def _store_distilled(
         journal = Journal(folder.journal)
         try:
             for episode in distilled:
-                journal.append_all(episode.spans)
-                if episode.rewards:
+                if episode.rewards:  # first: an episode that came without them would count as distilled
                     journal.append(rewards_to_record(episode.rewards))
+                journal.append_all(episode.spans)
             journal.sync()
         finally:
             journal.close()

@@ -32,8 +32,13 @@ def to_message(value: Any) -> Message | None:
     tool_call_id = as_text(body.get("tool_call_id"))
     if tool_call_id is not None:
         return {"role": role, "parts": [{"type": _TOOL_RESULT, "id": tool_call_id, "response": body.get("content")}]}
-    blocks = body.get("content") if body.get("content") not in (None, "") else body.get("contents")
-    calls = body.get("tool_calls") or as_mapping(body.get("additional_kwargs")).get("tool_calls")
+    extras = as_mapping(body.get("additional_kwargs"))
+    blocks = body.get("content") if body.get("content") not in (None, "", []) else body.get("contents")
+    if blocks in (None, "", []):
+        blocks = body.get("refusal") or extras.get("refusal")
+    calls = body.get("tool_calls") or extras.get("tool_calls")
+    if not calls and (function := body.get("function_call") or extras.get("function_call")):
+        calls = [{"function": function}]
     return {"role": role, "parts": [*_content_to_parts(blocks), *_calls_to_parts(calls)]}
 
 

@@ -341,17 +341,25 @@ class _Relay:
         async for piece in response.aiter_raw():
             for event in splitter.feed(piece):
                 client_event = answer.event_to_client(event)
-                if not self._has_started:
-                    await self._send_start(200, headers)
-                    if not self.is_held_whole:
-                        self._counts.first_piece_s.append(time.monotonic() - self.began)
+                await self._begin_stream(headers)
                 if client_event:
                     await self._send_piece(client_event)
                 self.is_streamed = self.is_complete = answer.is_complete
+        last_piece = splitter.rest
+        if not answer.is_complete and last_piece:  # a server may end without a blank line
+            last_piece = answer.event_to_client(last_piece)
         if not answer.is_complete:  # the connection ended where a stream does not
             raise EngineFailed(502, "engine_unreachable", "the model server ended the stream before its end")
-        await self._send_piece(splitter.rest, last=True)
+        await self._begin_stream(headers)
+        self.is_streamed = self.is_complete = True
+        await self._send_piece(last_piece, last=True)
         return answer.stream_error
+
+    async def _begin_stream(self, headers: Sequence[tuple[str, str]]) -> None:
+        if not self._has_started:
+            await self._send_start(200, headers)
+            if not self.is_held_whole:
+                self._counts.first_piece_s.append(time.monotonic() - self.began)
 
     async def _send_whole(self, status: int, content: bytes, headers: Sequence[tuple[str, str]]) -> None:
         await self._send_start(status, [*headers, ("content-length", str(len(content)))])

@@ -14,6 +14,7 @@ from typing import Any
 
 from marft_bridge.common.errors import ServingError
 from marft_bridge.common.json_memory import is_json_within
+from marft_bridge.common.server_events import EventReader, event_to_data, replace_data
 from marft_bridge.live.upstream import EngineFailed
 from marft_bridge.model_calls.token_capture import ExactTokens, add_wire_answer
 
@@ -53,10 +54,10 @@ def body_to_hosted(body: Mapping[str, Any], model: str) -> tuple[dict[str, Any],
     A stream counts its tokens, for us.
     """
     hosted_body = {**body, "model": model}
-    stream_options = body.get("stream_options")
+    stream_options, logprobs = body.get("stream_options"), body.get("logprobs")
     answer_options = AnswerOptions(
         stream=bool(body.get("stream")),
-        logprobs=body.get("logprobs") not in (None, False),
+        logprobs=logprobs is not None and logprobs is not False,  # 0 asks a completion for those of its own tokens
         token_ids=bool(body.get("return_token_ids")),
         usage=isinstance(stream_options, Mapping) and bool(stream_options.get("include_usage")),
     )
@@ -103,32 +104,46 @@ class _ToolCall:
     name: list[str] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
 
+    def add(self, function: Mapping[str, Any]) -> None:
+        """Adds a piece of its function. Raises TypeError for one of something else than texts."""
+        self.name.append(_text(function.get("name")))
+        self.arguments.append(_text(function.get("arguments")))
+
 
 @dataclass(slots=True)
 class _Message:
     """One choice of an answer, likewise; pieces are joined once, since adding to a text copies it."""
 
     content: list[str] = field(default_factory=list)
+    refusal: list[str] = field(default_factory=list)
     tool_calls: list[_ToolCall] = field(default_factory=list)
+    function_call: _ToolCall | None = None  # the older form of one call, which has no id
 
     def add(self, delta: Mapping[str, Any]) -> None:
         """Adds a piece. Raises TypeError or ValueError for one that is none."""
         self.content.append(_text(delta.get("content")))
+        self.refusal.append(_text(delta.get("refusal")))
         for position, part in enumerate(delta.get("tool_calls") or ()):
             index = _check_index(part.get("index", position))
             self.tool_calls += [_ToolCall() for _ in range(index + 1 - len(self.tool_calls))]
             call, function = self.tool_calls[index], part.get("function") or {}
             call.call_id = part.get("id") or call.call_id
-            call.name.append(_text(function.get("name")))
-            call.arguments.append(_text(function.get("arguments")))
+            call.add(function)
+        if delta.get("function_call"):
+            self.function_call = self.function_call or _ToolCall()
+            self.function_call.add(delta["function_call"])
 
     def to_openai(self) -> dict[str, Any]:
-        """The message in OpenAI's form."""
+        """The message in OpenAI's form; what a model refuses with is its text."""
         calls = [
             {"id": call.call_id, "function": {"name": "".join(call.name), "arguments": "".join(call.arguments)}}
-            for call in self.tool_calls
+            for call in (*self.tool_calls, *([] if self.function_call is None else [self.function_call]))
         ]
-        return {"role": "assistant", "content": "".join(self.content), "tool_calls": calls}
+        return {
+            "role": "assistant",
+            "content": "".join(self.content) or "".join(self.refusal),
+            "tool_calls": calls,
+        }
 
 
 @dataclass(slots=True)
@@ -164,23 +179,21 @@ class Answer:
 
     def event_to_client(self, event: bytes) -> bytes:
         """Reads one event of a stream (without its blank line); returns what the client gets, possibly nothing."""
-        if not event.startswith(b"data:"):
-            return event + b"\n\n"
-        data = event[5:].strip()
-        if data == _DONE:
-            self.is_complete = True
-            return event + b"\n\n"
-        body = _parse_object(data)
-        if body is None:
+        data = event_to_data(event)
+        self.is_complete = self.is_complete or data == _DONE
+        body = None if data is None else _parse_object(data)
+        if data is None or body is None:
             return event + b"\n\n"
         self._recorded_bytes += len(data)
         if self._recorded_bytes > MAX_RECORDED_BYTES:
             self._give_up(f"a stream of more than {MAX_RECORDED_BYTES >> 20} MiB is not recorded")
         is_usage_only = not body.get("choices") and bool(body.get("usage"))
         client_data = self._record_and_strip(body, data)
-        if is_usage_only and client_data is not data and not self.options.usage:
+        if client_data is data:
+            return event + b"\n\n"
+        if is_usage_only and not self.options.usage:
             return b""  # the extra chunk that only we asked for
-        return b"data: " + client_data + b"\n\n"
+        return replace_data(event, client_data)
 
     def _record_and_strip(self, body: dict[str, Any], content: bytes) -> bytes:
         """What the client gets of a parsed body; `content` itself, unrecorded, where the body is no answer."""
@@ -222,29 +235,16 @@ class Answer:
         return body
 
 
-class EventSplitter:
-    """Pieces of a stream, cut anywhere -> server-sent events, each as soon as its blank line has come."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
+class EventSplitter(EventReader):
+    """As `EventReader`, in bounded memory."""
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The events that this piece completes. Raises EngineFailed for one of more than MAX_EVENT_BYTES."""
-        start = max(0, len(self._rest) - 3)  # a blank line may have begun in the pieces before
-        self._rest += piece
-        events: list[bytes] = []
-        if any(self._rest.find(blank_line, start) >= 0 for blank_line in (b"\n\n", b"\n\r\n")):
-            *events, rest = bytes(self._rest).replace(b"\r\n", b"\n").split(b"\n\n")
-            self._rest = bytearray(rest)
+        events = super().feed(piece)
         if len(self._rest) > MAX_EVENT_BYTES:
             reason = f"the model server sent an event of more than {MAX_EVENT_BYTES >> 20} MiB"
             raise EngineFailed(502, "engine_answer", reason)
         return events
-
-    @property
-    def rest(self) -> bytes:
-        """The bytes of an event without an end."""
-        return bytes(self._rest)
 
 
 def _choice_to_chat(choice: dict[str, Any]) -> dict[str, Any]:

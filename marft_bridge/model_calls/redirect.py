@@ -25,7 +25,7 @@ from marft_bridge.model_calls.model_entries import Arguments, stand_in_for_model
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.model_calls.node_prompts import put_prompt
 from marft_bridge.model_calls.own_model import own_model_with_answers
-from marft_bridge.model_calls.request_rules import options_to_openai
+from marft_bridge.model_calls.request_rules import is_length_limit, options_to_openai
 from marft_bridge.model_calls.routing import Routing, calling_node, current_routing
 from marft_bridge.model_calls.teacher import Teacher
 
@@ -98,7 +98,8 @@ def make_stand_in(model: BaseChatModel, chat: NodeChat, node: str) -> NodeChat:
         if model.output_version == "responses/v1" or model._use_responses_api({}):
             update["output_version"] = "v1"  # the nearest: content in blocks
     else:
-        update |= {"stop": _first_value(model, _STOP_NAMES), "max_tokens": _first_value(model, _LENGTH_NAMES)}
+        limit = _first_value(model, _LENGTH_NAMES)
+        update |= {"stop": _first_value(model, _STOP_NAMES), "max_tokens": limit if is_length_limit(limit) else None}
         carried_fields = {*_APP_FIELDS, *_STOP_NAMES, *_LENGTH_NAMES, *_CONNECTION_FIELDS}
         chat.warn_left_out(
             node, sorted(name for name in given_fields - carried_fields if _is_setting(getattr(model, name, None)))

@@ -3,7 +3,7 @@
 Invariant: every field of the app's request is carried, decided by the route, left out with a warning (once per node),
 or refused by name; none disappears silently. Carried: messages, tools, response format, stop sequences, n. Decided by
 the route: model, temperature, seed, and sampling from the whole distribution, because the trainer's ratios need it.
-The length is the smaller of both.
+The length is the smaller of both; one below 1 is none, as Ollama's -1 says.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def payload_to_routed(
             "take it out of the call, or leave the node out of graph.nodes"
         )
     _check_tools(payload, node, auto_tools)
-    length_limits = [payload[name] for name in _LENGTH_FIELDS if payload.get(name) is not None]
+    length_limits = [payload[name] for name in _LENGTH_FIELDS if is_length_limit(payload.get(name))]
     routed_payload = {name: value for name, value in payload.items() if name in _CARRIED_FIELDS}
     routed_payload |= {"model": route.model, "temperature": route.temperature, "top_p": 1.0}
     routed_payload["max_tokens"] = min([route.max_tokens, *length_limits])
@@ -100,6 +100,11 @@ def payload_to_routed(
     )
 
 
+def is_length_limit(value: Any) -> bool:
+    """Whether a length that an app asks for limits anything."""
+    return value is not None and value >= 1
+
+
 def _check_tools(payload: Mapping[str, Any], node: str, auto_tools: bool) -> None:
     tools = payload.get("tools") or ()
     for tool in tools:
@@ -107,6 +112,17 @@ def _check_tools(payload: Mapping[str, Any], node: str, auto_tools: bool) -> Non
             raise GraphError(f"node {node!r} binds {tool.get('type')!r}, a tool that only a hosted service runs")
     if tools and not auto_tools and payload.get("tool_choice") != "none":
         raise GraphError(f"node {node!r} {_NO_PARSER}")
+
+
+def move_extras(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A request of the openai package, which puts `extra_body` among the other fields, with those that a model server
+    knows beside OpenAI's own in `extra_body` again."""
+    extra_names = (_CARRIED_EXTRAS | _ROUTE_EXTRAS) - _CARRIED_FIELDS - _ROUTE_FIELDS
+    extra_body = {name: value for name, value in body.items() if name in extra_names}
+    other_fields = {name: value for name, value in body.items() if name not in extra_names}
+    if extra_body:
+        other_fields["extra_body"] = {**(body.get("extra_body") or {}), **extra_body}
+    return other_fields
 
 
 def options_to_openai(call_options: Mapping[str, Any], node: str) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def messages_to_text(messages: Sequence[BaseMessage]) -> str:
 
 def _message_to_text(message: BaseMessage) -> str:
     content = message.content
-    if not isinstance(content, str) or message.name is not None or not _is_text_only(message):
+    if not content or not isinstance(content, str) or message.name is not None or not _is_text_only(message):
         return to_json(message_to_parts(message))
     role = text_to_json(_role_of(message))
     return f'{{"role": {role}, "parts": [{{"type": "text", "content": {text_to_json(content)}}}]}}'
@@ -125,6 +125,12 @@ def _is_text_only(message: BaseMessage) -> bool:
     return message_class is not ToolMessage and message_class is not FunctionMessage
 
 
+def _refusal_of(message: Any) -> str:
+    """What langchain-openai keeps of an answer with which the model refuses: its content is empty."""
+    refusal = message.additional_kwargs.get("refusal")
+    return refusal if isinstance(refusal, str) else ""
+
+
 def _calls_of(message: Any) -> list[Any]:
     return [*message.tool_calls, *message.invalid_tool_calls]
 
@@ -136,7 +142,7 @@ def _message_to_parts(message: Any, message_class: type[BaseMessage]) -> Iterato
     if message_class is FunctionMessage:
         yield {"type": "tool_call_response", "id": None, "response": message.content}
         return
-    content = message.content
+    content = message.content or _refusal_of(message) or message.content
     calls = _calls_of(message) if message_class is AIMessage else []
     if isinstance(content, str):
         if content or not calls:  # a text of no characters is a text, unless the message says something else

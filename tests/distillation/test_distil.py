@@ -32,6 +32,7 @@ from support.edge_rig import recorded_traces, run_recorded, says
 
 from examples.team_in_one import app as team_in_one
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.distillation import command
 from marft_bridge.distillation.given_turns import DISTILLED
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.rollouts.app import options_to_app
@@ -161,6 +162,34 @@ def test_a_second_distillation_takes_only_what_is_new(tmp_path: Path, model: Pat
     assert "2 of them good; 1 distilled" in distil_team(config, tmp_path / "team")
     episodes = [trajectory.episode for trajectory, _ in stored(tmp_path / "one")]
     assert [(episode.run_id, episode.sample) for episode in episodes] == [("distil-1", 0), ("distil-2", 1)]
+
+
+class Killed(BaseException):
+    """The end of the process."""
+
+
+@pytest.mark.parametrize("write_count", [0, 1])
+def test_a_run_whose_storing_was_killed_between_two_writes_is_distilled_again_with_its_reward(
+    write_count: int, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = one_config(tmp_path / "one", model)
+    record_team(tmp_path / "team", [duo()]).close()
+    writes_left = [write_count]
+
+    class KilledJournal(Journal):
+        def append_all(self, records: Any) -> None:
+            writes_left[0] -= 1
+            if writes_left[0] < 0:
+                raise Killed
+            super().append_all(records)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "Journal", KilledJournal)
+        with pytest.raises(Killed):
+            distil_team(config, tmp_path / "team")
+    assert "1 of them good; 1 distilled" in distil_team(config, tmp_path / "team")
+    ((trajectory, _),) = stored(tmp_path / "one")
+    assert trajectory.team_reward("reward") == 1.0
 
 
 def test_the_reward_that_imitation_chooses_by_comes_along(tmp_path: Path, model: Path) -> None:

@@ -14,6 +14,7 @@ from support.compare_rig import save_model
 from marft_bridge.distillation.team_adapters import copy_team_adapters
 from marft_bridge.runs.named_version import NamedVersion, write_named_version
 from marft_bridge.runs.run_folder import RunFolder
+from marft_bridge.serving.adapter_checks import WEIGHTS_FILE
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from marft_bridge.serving.zero_adapter import write_zero_adapter
 from trainers.common.files import weights_to_sha256
@@ -58,6 +59,41 @@ def test_the_named_version_comes_along_or_else_the_newest(tmp_path: Path, model:
     assert registry.hashes("actor", 2) == theirs.hashes("actor", 2)
     team.best.unlink()
     assert copy_team_adapters(team, registry, team_nodes=NODES, own_nodes=["solver"])[0] == {"actor": 3, "reasoner": 3}
+
+
+def test_every_version_that_comes_along_has_the_weights_that_the_team_has_under_its_number(
+    tmp_path: Path, model: Path, team: RunFolder
+) -> None:
+    registry = own_registry(tmp_path, model)
+    teams = [team, RunFolder(tmp_path / "second")]
+    theirs = [AdapterRegistry(folder.adapters, weights_to_sha256(model)) for folder in teams]
+    teams[1].path.mkdir()
+    for node in ("reasoner", "actor"):
+        folder = theirs[1].new_folder(node, 3)
+        write_zero_adapter(folder, model, ("q_proj",) if node == "reasoner" else ("q_proj", "v_proj"))
+        theirs[1].register(node, 3, None, metrics={})
+    answers = [copy_team_adapters(each, registry, team_nodes=NODES, own_nodes=["solver"]) for each in teams]
+    for (copied, _), registered in zip(answers, theirs, strict=True):
+        assert copied
+        for node, version in copied.items():
+            assert registry.hashes(node, version) == registered.hashes(node, version)
+    assert answers[0] == ({"actor": 3, "reasoner": 3}, None)
+    copied, reason = answers[1]
+    assert copied == {"actor": 3}, "the same weights are there already"
+    assert reason is not None
+    assert f"adapter v3 of node 'reasoner' is in {registry.root} already" in reason
+    assert "\n" not in reason
+
+
+def test_weights_that_changed_since_the_team_registered_them_are_not_taken(
+    tmp_path: Path, model: Path, team: RunFolder
+) -> None:
+    registry = own_registry(tmp_path, model)
+    (team.adapters / "reasoner" / "3" / WEIGHTS_FILE).write_bytes(b"other")
+    copied, reason = copy_team_adapters(team, registry, team_nodes=NODES, own_nodes=["solver"])
+    assert copied == {"actor": 3}
+    assert "is not what was registered" in (reason or "")
+    assert registry.versions("reasoner") == []
 
 
 def test_what_cannot_be_compared_stays_where_it_is_and_it_is_said_why(

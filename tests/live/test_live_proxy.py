@@ -164,6 +164,20 @@ def test_a_stream_comes_through_piece_by_piece(tmp_path: Path) -> None:
         assert told["variants"][BASE]["first_piece_ms"]["p50"] <= told["variants"][BASE]["latency_ms"]["p50"]
 
 
+@pytest.mark.parametrize("end", [b"data: [DONE]\n", b"data: [DONE]", b"event: done\ndata: [DONE]\r\n"])
+def test_a_whole_stream_without_a_last_blank_line_is_an_answer(end: bytes, tmp_path: Path) -> None:
+    def hurried(handler: Any, body: dict[str, Any]) -> None:
+        begin_stream(handler)
+        handler.wfile.write(chunk("all") + end)
+
+    with live_rig(tmp_path) as rig, rig.client() as client:
+        rig.engine.odd["planner@0"] = hurried
+        stream = client.chat.completions.create(model="planner", messages=SAY, stream=True)
+        assert [piece.choices[0].delta.content for piece in stream] == ["all"]
+        told = rig.wait_for(lambda told: told["variants"][BASE]["in_flight"] == 0)["variants"][BASE]
+        assert (told["left"], told["errors"], told["latency_ms"] is None) == (0, 0, False)
+
+
 def test_a_client_that_closes_once_it_has_read_the_last_event_was_answered(tmp_path: Path) -> None:
     gate = threading.Event()
 

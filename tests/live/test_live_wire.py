@@ -19,6 +19,7 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai._streaming import SSEDecoder
 from support.fake_vllm import FakeVllm, id_to_logprob, running, text_to_ids
 
 from marft_bridge.live import upstream, wire
@@ -122,6 +123,17 @@ def test_the_tokens_of_a_plain_completion_are_read_where_the_engine_puts_them() 
     assert told["choices"] == [{"index": 0, "text": "hi", "finish_reason": "stop", "logprobs": None}]
 
 
+@pytest.mark.parametrize(("asked", "is_shown"), [(None, False), (False, False), (0, True), (1, True)])
+def test_a_completions_log_probs_are_shown_to_a_client_that_asks_for_them_also_for_none_besides(
+    asked: Any, is_shown: bool
+) -> None:
+    sent, shown = body_to_engine(COMPLETION, {"model": "m", "prompt": "x", "logprobs": asked}, "m@1")
+    assert sent["logprobs"] == (asked or 0)
+    choice = {"index": 0, "text": "h", "token_ids": [7], "logprobs": {"token_logprobs": [-0.5], "tokens": ["h"]}}
+    told = json.loads(Answer(shown).body_to_client(json.dumps({"model": "m@1", "choices": [choice]}).encode()))
+    assert (told["choices"][0]["logprobs"] == choice["logprobs"]) is is_shown
+
+
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
@@ -146,6 +158,40 @@ def test_events_come_out_whole_however_the_stream_was_cut(texts: list[bytes], da
         found += reader.feed(stream[at : at + size])
         at += size
     assert (found, reader.rest) == (texts, b"")
+
+
+OPEN_CHARACTERS = st.characters(min_codepoint=0x20, exclude_characters='"\\', exclude_categories=["Cs"])
+"""What JSON may hold as it is."""
+BESIDES = st.sampled_from([b"", b": ping\n", b"event: message\n", b"id: 5\r\n", b"retry: 9\r", b"event: x\n: ping\n"])
+LINE_ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
+
+
+@given(st.lists(st.text(OPEN_CHARACTERS | st.sampled_from("\u2028\u2029\x85\x7f"))), st.data())
+def test_what_the_client_reads_is_recorded_whatever_lines_an_event_has_and_however_the_stream_is_cut(
+    texts: list[str], data: st.DataObject
+) -> None:
+    pieces, answer = EventSplitter(), Answer(body_to_engine(CHAT, {"messages": SAY, "stream": True}, "m")[1])
+    end = data.draw(LINE_ENDS)
+    chunks = [{"choices": [{"index": 0, "delta": {"content": text}, "token_ids": [7]}]} for text in texts]
+    stream = b"".join(
+        data.draw(BESIDES) + b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + end + end for chunk in chunks
+    )
+    stream += data.draw(BESIDES) + b"data: [DONE]" + data.draw(st.sampled_from([b"", end, end + end]))
+    sent, at = b"", 0
+    while at < len(stream):
+        size = data.draw(st.integers(1, 200))
+        sent += b"".join(answer.event_to_client(event) for event in pieces.feed(stream[at : at + size]))
+        at += size
+    if pieces.rest:
+        sent += answer.event_to_client(pieces.rest)
+    assert answer.is_complete
+    assert b"token_ids" not in sent
+    client = SSEDecoder()
+    read = [event.data for event in client.iter_bytes(iter([sent])) if event.data]
+    assert read.pop() == "[DONE]"
+    assert [json.loads(each)["choices"][0]["delta"]["content"] for each in read] == texts
+    assert [message["content"] for message in answer.messages.values()] == (["".join(texts)] if texts else [])
+    assert answer.tokens.sampled_ids == ([7] * len(texts) or None)
 
 
 def test_streamed_tool_calls_are_put_together_by_their_place() -> None:

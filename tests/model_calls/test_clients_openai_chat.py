@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -293,6 +295,44 @@ def test_a_stream_of_chunks_is_recorded_as_the_answer_that_it_makes(rig: ClientR
         (span,) = rig.chat_spans()
         assert json.loads(span.attributes[names.OUTPUT_MESSAGES])[0]["parts"] == parts
         assert span.attributes[names.REQUEST_STREAM] is True
+
+
+OPEN_TEXT = "one" + "".join(
+    chr(point)
+    for point in (*range(0x20, 0x300), 0x1680, *range(0x2000, 0x2070), 0x3000, 0xFEFF, 0x1F989)
+    if chr(point) not in '"\\'
+)
+"""All that JSON may hold as it is and that is anywhere taken for space or the end of a line."""
+
+
+@pytest.mark.parametrize("redirected", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_stream_is_recorded_as_the_client_reads_it_whatever_characters_it_has(
+    rig: ClientRig, is_async: bool, redirected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumps = functools.partial(json.dumps, ensure_ascii=False)
+    monkeypatch.setattr(fake_vllm, "json", SimpleNamespace(dumps=dumps, loads=json.loads))
+    rig.ours.answer = rig.hosted.answer = lambda _: OPEN_TEXT
+    rig.routes = {"writer": replace(WRITER, max_tokens=5000)}
+    fields: Any = {"model": "base", "messages": HELLO, "stream": True, "max_tokens": 5000}
+
+    def node(_: Any) -> Any:
+        stream = client_of(rig).chat.completions.create(**fields)
+        return {"out": "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)}
+
+    async def anode(_: Any) -> Any:
+        async with async_client_of(rig) as client:
+            chunks = await _all(client.chat.completions.create(**fields))
+        return {"out": "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)}
+
+    result, (action,) = rig.recorded(
+        rig.run_async if is_async else lambda app: app.invoke({}),
+        graph_of(writer=anode if is_async else node),
+        redirected=redirected,
+    )
+    assert result["out"] == OPEN_TEXT
+    assert action.completion == OPEN_TEXT
+    assert action.trainable is redirected
 
 
 def test_a_langchain_call_and_ours_of_the_same_have_the_same_attributes(rig: ClientRig) -> None:

@@ -21,14 +21,17 @@ from marft_bridge.model_calls.clients.wire import (
     make_message,
     make_result,
     make_usage,
+    message_to_text,
     refusal,
 )
-from marft_bridge.model_calls.request_rules import options_to_openai
+from marft_bridge.model_calls.request_rules import move_extras, options_to_openai
 
 _RENAMED_FIELDS = {"messages", "system", "stop_sequences", "tools", "tool_choice", "output_config", "top_k", "thinking"}
 _KEPT_FIELDS = ("model", "temperature", "top_p", "top_k", "max_tokens", "stream")
 # Hints to the hosted service's cache: they change no answer.
 _CACHE_FIELD = "cache_control"
+_FAILED_RESULT = "Error:"
+_OUTPUT_OPTIONS = {"format", "effort"}
 _CUSTOM_TOOL = (None, "custom")
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _FINISH_REASONS = {"end_turn": "stop", "stop_sequence": "stop"} | {
@@ -111,16 +114,20 @@ class AnthropicMessages:
         if (body.get("thinking") or {}).get("type") not in (None, "disabled"):
             raise refusal(node, "'thinking'")
         if body.get("top_k") is not None:
-            other_fields["extra_body"] = {"top_k": body["top_k"]}
-        if effort := (body.get("output_config") or {}).get("effort"):
-            other_fields["reasoning_effort"] = effort
-        return other_fields | _rename_fields(body, node) | {"messages": messages}
+            other_fields["top_k"] = body["top_k"]
+        output_options = {name: value for name, value in (body.get("output_config") or {}).items() if value is not None}
+        if unknown_options := output_options.keys() - _OUTPUT_OPTIONS:
+            raise refusal(node, f"'output_config.{min(unknown_options)}'")
+        if "effort" in output_options:
+            other_fields["reasoning_effort"] = output_options["effort"]
+        return move_extras(other_fields) | _rename_fields(body, node) | {"messages": messages}
 
     def chat_to_answer(self, chat: Body, body: Body) -> Body:  # noqa: ARG002 - as `Wire` has it
         """The answer as a message."""
         choice = (chat.get("choices") or [{}])[0]
         message = choice.get("message") or {}
-        content: list[Body] = [{"type": "text", "text": message["content"]}] if message.get("content") else []
+        text = message_to_text(message)
+        content: list[Body] = [{"type": "text", "text": text}] if text else []
         content += [
             _to_block(call) | {"input": _read_arguments(call["function"].get("arguments") or "")}
             for call in message.get("tool_calls") or ()
@@ -160,9 +167,9 @@ class _MessageStream:
             if choice.get("finish_reason"):
                 self._choice = choice
             delta = choice.get("delta") or {}
-            if delta.get("content"):
+            if text := message_to_text(delta):
                 yield from self._open("text", {"type": "text", "text": ""})
-                yield self._delta({"type": "text_delta", "text": delta["content"]})
+                yield self._delta({"type": "text_delta", "text": text})
             for call in delta.get("tool_calls") or ():
                 yield from self._open(call.get("index", 0), _to_block(call) | {"input": {}})
                 if arguments := (call.get("function") or {}).get("arguments"):
@@ -253,12 +260,24 @@ def _to_chat_messages(body: Body) -> list[Body]:
         else:
             results = [block for block in content if block.get("type") == "tool_result"]
             for block in results:
-                text = _to_chat_content(block.get("content") or "")
-                messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
+                content_of_result = _result_to_content(block)
+                messages.append(
+                    {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content_of_result}
+                )
             rest = [block for block in content if block.get("type") != "tool_result"]
             if rest or not results:
                 messages.append({"role": message.get("role"), "content": _to_chat_content(rest)})
     return messages
+
+
+def _result_to_content(block: Body) -> Any:
+    """What a tool gave. A chat has no field that says that it failed, so the text says it."""
+    content = block.get("content") or ""
+    if not block.get("is_error"):
+        return _to_chat_content(content)
+    if isinstance(content, list):
+        return _to_chat_content([{"type": "text", "text": _FAILED_RESULT}, *content])
+    return f"{_FAILED_RESULT} {content}".rstrip()
 
 
 def _to_chat_answer(blocks: Sequence[Body]) -> Body:
@@ -290,8 +309,9 @@ def _rename_fields(body: Body, node: str) -> Body:
     if body.get("stop_sequences"):
         fields["stop"] = body["stop_sequences"]
     tools = [_without_cache_hint(tool) for tool in body.get("tools") or ()]
-    if tools:
-        options = options_to_openai({"tools": tools, "tool_choice": body.get("tool_choice")}, node)
+    if tools or body.get("tool_choice"):
+        given = {"tools": tools or None, "tool_choice": body.get("tool_choice")}
+        options = options_to_openai(given, node)
         fields |= {name: value for name, value in options.items() if value is not None}
     schema = (body.get("output_config") or {}).get("format") or {}
     if schema.get("type") == "json_schema":

@@ -19,8 +19,10 @@ from marft_bridge.model_calls.clients.wire import (
     make_message,
     make_result,
     make_usage,
+    message_to_text,
     refusal,
 )
+from marft_bridge.model_calls.request_rules import move_extras
 
 # What vLLM adds to a choice or an answer.
 _ENGINE_FIELDS = ("token_ids", "stop_reason", "prompt_token_ids", "prompt_logprobs", "kv_transfer_params")
@@ -85,7 +87,8 @@ class OpenAIChat:
         """The same request, with roles that chat templates know. Raises GraphError."""
         if (body.get("n") or 1) > 1:
             raise refusal(node, f"n={body['n']} answers of one call")
-        return body | {"messages": [_check_message(message, node) for message in body.get("messages") or ()]}
+        messages = [_check_message(message, node) for message in body.get("messages") or ()]
+        return move_extras(body) | {"messages": messages}
 
     def chat_to_answer(self, chat: Body, body: Body) -> Body:
         """The answer without what the app did not request."""
@@ -140,7 +143,7 @@ def chat_to_message(message: Body) -> BaseMessage:
     if role in ("system", "developer"):
         return SystemMessage(content)
     if role == "assistant":
-        return make_message(content, _wire_calls(message))
+        return make_message(message_to_text(message), _wire_calls(message))
     if role == "tool":
         return ToolMessage(content, tool_call_id=str(message.get("tool_call_id") or ""))
     if role == "function":
@@ -150,19 +153,25 @@ def chat_to_message(message: Body) -> BaseMessage:
 
 def _choice_to_message(choice: Body, usage: Any) -> Any:
     message = choice.get("message") or {}
-    return make_message(message.get("content") or "", _wire_calls(message), usage_metadata=usage)
+    return make_message(message_to_text(message), _wire_calls(message), usage_metadata=usage)
 
 
 def _wire_calls(message: Body) -> list[tuple[str | None, str, str]]:
     functions = [(call.get("id"), call.get("function") or {}) for call in message.get("tool_calls") or ()]
+    if message.get("function_call"):  # the older form of one call, which has no id
+        functions.append((None, message["function_call"]))
     return [(call_id, function.get("name") or "", function.get("arguments") or "") for call_id, function in functions]
 
 
 def _add_part(choice: Body, part: Body) -> None:
     """Adds one streamed part of a choice to what came before it."""
     message, delta = choice["message"], part.get("delta") or {}
-    if delta.get("content") is not None:
-        message["content"] = message.get("content", "") + delta["content"]
+    for name in ("content", "refusal"):
+        if delta.get(name) is not None:
+            message[name] = message.get(name, "") + delta[name]
+    for name, text in (delta.get("function_call") or {}).items():
+        function = message.setdefault("function_call", {})
+        function[name] = function.get(name, "") + (text or "")
     for call in delta.get("tool_calls") or ():
         add_call_part(message.setdefault("tool_calls", {}), call)
     choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
@@ -177,6 +186,10 @@ def _check_message(message: Body, node: str) -> Body:
     for part in content if isinstance(content, list) else ():
         if part.get("type") not in _TEXT_PARTS:
             raise refusal(node, f"a message with {part.get('type')!r}")
+    if message.get("refusal") and not content:  # chat templates know no refusal
+        message = {name: value for name, value in message.items() if name != "refusal"} | {
+            "content": message["refusal"]
+        }
     return message | {"role": "system"} if message["role"] == "developer" else message
 
 

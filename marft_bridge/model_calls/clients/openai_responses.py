@@ -20,11 +20,15 @@ from marft_bridge.model_calls.clients.wire import (
     make_message,
     make_result,
     make_usage,
+    message_to_text,
     refusal,
 )
+from marft_bridge.model_calls.request_rules import move_extras
 
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
 _RENAMED_FIELDS = {"input", "instructions", "max_output_tokens", "text", "tools", "tool_choice"}
+_OFF_FIELDS = {"stream", "store", "background"}  # what a service does where they are True; False asks for nothing
+_TEXT_OPTIONS = {"format", "verbosity"}
 _OTHER = "other"  # key of an item that has no counterpart in a chat, in `input_to_chat`
 
 
@@ -96,19 +100,22 @@ class OpenAIResponses:
         other_fields = {
             name: value
             for name, value in body.items()
-            if name not in _RENAMED_FIELDS and value is not None and value is not False
+            if name not in _RENAMED_FIELDS and value is not None and not (value is False and name in _OFF_FIELDS)
         }
-        if (body.get("text") or {}).get("verbosity"):
-            other_fields["verbosity"] = body["text"]["verbosity"]
+        text_options = {name: value for name, value in (body.get("text") or {}).items() if value is not None}
+        if unknown_options := text_options.keys() - _TEXT_OPTIONS:
+            raise refusal(node, f"'text.{min(unknown_options)}'")
+        if "verbosity" in text_options:
+            other_fields["verbosity"] = text_options["verbosity"]
         chat_messages = [{name: value for name, value in message.items() if name != "id"} for message in messages]
-        return other_fields | _rename_fields(body) | {"messages": chat_messages}
+        return move_extras(other_fields) | _rename_fields(body) | {"messages": chat_messages}
 
     def chat_to_answer(self, chat: Body, body: Body) -> Body:
         """The answer as a response."""
         choice = (chat.get("choices") or [{}])[0]
         output = _Output(str(chat.get("id")))
         message = choice.get("message") or {}
-        output.add_text(message.get("content") or "")
+        output.add_text(message_to_text(message))
         for number, call in enumerate(message.get("tool_calls") or ()):
             output.add_call({"index": number} | call)
         return output.to_response(chat, body, choice.get("finish_reason"), usage=chat.get("usage"))
@@ -202,8 +209,8 @@ class _ResponseStream:
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
-            if delta.get("content"):
-                yield from self._text_events(delta["content"])
+            if text := message_to_text(delta):
+                yield from self._text_events(text)
             for part in delta.get("tool_calls") or ():
                 yield from self._call_events(part)
 

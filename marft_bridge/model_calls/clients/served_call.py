@@ -20,6 +20,7 @@ import httpx
 from pydantic import SecretStr
 
 from marft_bridge.common.errors import ServingError
+from marft_bridge.common.server_events import EventReader, event_to_data
 from marft_bridge.model_calls.clients.client_call import ClientCall
 from marft_bridge.model_calls.clients.wire import Body
 from marft_bridge.model_calls.request_rules import payload_to_routed
@@ -227,33 +228,38 @@ class ServedCall:
 
     def _stream_parts(self, tokens: ExactTokens, response: httpx.Response) -> Iterator[bytes]:
         stream = _ServedStream(self, tokens)
-        for line in response.iter_lines():
-            yield from stream.line_to_parts(line)
+        for piece in response.iter_bytes():
+            yield from stream.piece_to_parts(piece)
         yield from stream.end()
 
     async def _astream_parts(self, tokens: ExactTokens, response: httpx.Response) -> AsyncIterator[bytes]:
         stream = _ServedStream(self, tokens)
-        async for line in response.aiter_lines():
-            for part in stream.line_to_parts(line):
+        async for piece in response.aiter_bytes():
+            for part in stream.piece_to_parts(piece):
                 yield part
         for part in stream.end():
             yield part
 
 
 class _ServedStream:
-    """The lines of the served model's stream -> the parts of the provider's."""
+    """The pieces of the served model's stream -> the parts of the provider's."""
 
     def __init__(self, served: ServedCall, tokens: ExactTokens) -> None:
         self._tokens = tokens
         self._form = served._wire.open_stream(served._call.body)
+        self._reader = EventReader()
         self._has_failed = False
 
-    def line_to_parts(self, line: str) -> Iterator[bytes]:
-        text = line.removeprefix("data:").strip()
-        if not line.startswith("data:") or text == "[DONE]":
+    def piece_to_parts(self, piece: bytes) -> Iterator[bytes]:
+        for event in self._reader.feed(piece):
+            yield from self._event_to_parts(event)
+
+    def _event_to_parts(self, event: bytes) -> Iterator[bytes]:
+        data = event_to_data(event)
+        if data is None or data == b"[DONE]":
             return
         try:
-            chunk = json.loads(text)
+            chunk = json.loads(data)
         except ValueError as error:
             raise self._tokens.malformed_error(f"not JSON ({error})") from error
         if isinstance(chunk, dict) and chunk.get("error"):
@@ -264,6 +270,7 @@ class _ServedStream:
         yield from self._form.chunk_to_events(chunk)
 
     def end(self) -> Iterator[bytes]:
+        yield from self._event_to_parts(self._reader.rest)  # a server may end without a blank line
         if not self._has_failed:
             require_tokens(self._tokens)  # before the last event, after which nobody reads on
             yield from self._form.end()

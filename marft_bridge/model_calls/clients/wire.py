@@ -15,6 +15,7 @@ from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.outputs import ChatGeneration, LLMResult
 
 from marft_bridge.common.errors import GraphError
+from marft_bridge.common.server_events import EventReader, event_to_data
 
 Body = dict[str, Any]
 """A JSON object."""
@@ -76,14 +77,21 @@ def refusal(node: str, wish: str) -> GraphError:
 
 def bytes_to_events(stream: bytes) -> list[Body]:
     """The JSON events of a stream of server-sent events; what is cut off at its end is left out."""
+    reader = EventReader()
     events = []
-    for line in stream.decode("utf-8", errors="replace").splitlines():
-        if line.startswith("data:") and (text := line.removeprefix("data:").strip()).startswith("{"):
+    for event in (*reader.feed(stream), reader.rest):
+        text = (event_to_data(event) or b"").decode("utf-8", errors="replace")
+        if text.startswith("{"):
             try:
                 events.append(json.loads(text))
             except ValueError:
                 continue
     return events
+
+
+def message_to_text(message: Mapping[str, Any]) -> Any:
+    """What a message of a chat, or a streamed part of one, says: its content, or else its refusal."""
+    return message.get("content") or message.get("refusal") or ""
 
 
 def event_to_bytes(event: Mapping[str, Any], *, named: bool) -> bytes:
