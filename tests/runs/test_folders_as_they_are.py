@@ -350,7 +350,7 @@ WRITERS = {
     "trace_store/ducklake.py": ("private_files", OUTSIDE),
     "trace_store/erasure.py": ("changing open_to_write private_files", IN_PLACE),
     "trace_store/files.py": ("make_folder_unsynced mkdir*2 open open_to_write", SAFE),
-    "trace_store/journal.py": ("create_file*2 ftruncate make_folder_unsynced open pwrite*2 rename*2 replace", NEW),
+    "trace_store/journal.py": ("create_file*2 ftruncate make_folder_unsynced open pwrite*3 rename*2 replace", NEW),
     "trace_store/manifest.py": ("create_file make_folder open replace", OUTSIDE),
     "trace_store/parquet.py": ("changing mkdir*2 private_files rename", OUTSIDE),
     "trace_store/store.py": ("private_files*6", CHECKED),
