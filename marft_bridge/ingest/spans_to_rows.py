@@ -26,7 +26,7 @@ from marft_bridge.ingest.conventions import span_to_reading
 from marft_bridge.ingest.messages import IdIndex, messages_to_tool_call_ids, messages_to_tool_result_ids
 from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.outcome import has_failed, root_to_outcome
-from marft_bridge.ingest.reading import CALL_ATTRIBUTES, Reading
+from marft_bridge.ingest.reading import CALL_ATTRIBUTES, Reading, as_text
 from marft_bridge.ingest.trace_tree import NotAnEpisode, TraceTree
 from trace_store import conventions as c
 from trace_store.records import SpanRow
@@ -261,8 +261,9 @@ class _ForeignTrace:
             root = self._readings.get(self._tree.root.span_id)
             node = root.agent if root is not None and not self._has_langgraph else None
         location = enclosing if enclosing is not None else reading
-        # Set by `SpanCleaner` where a text was redacted: log-probs of the original text must not be passed on.
-        redacted = span.attributes.get(c.UNTRAINABLE)
+        # Set by `SpanCleaner` where a text was redacted: log-probs of the original text must not be passed on. A sender
+        # may have put anything there.
+        redacted = as_text(span.attributes.get(c.UNTRAINABLE))
         call_attributes = {
             key: value for key, value in reading.attributes.items() if key != c.LOGPROBS or redacted is None
         }
