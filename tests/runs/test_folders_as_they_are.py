@@ -348,7 +348,7 @@ WRITERS = {
     "trace_store/compaction.py": ("open private_files*2 replace rmtree", CHECKED),
     "trace_store/connection.py": ("private_files", CHECKED),
     "trace_store/ducklake.py": ("private_files", OUTSIDE),
-    "trace_store/erasure.py": ("changing open_to_write private_files", IN_PLACE),
+    "trace_store/erasure.py": ("changing ftruncate open_to_write private_files", IN_PLACE),
     "trace_store/files.py": ("make_folder_unsynced mkdir*2 open open_to_write", SAFE),
     "trace_store/journal.py": ("create_file*2 ftruncate make_folder_unsynced open pwrite*3 rename*2 replace", NEW),
     "trace_store/manifest.py": ("create_file make_folder open replace", OUTSIDE),
