@@ -53,6 +53,9 @@ def spans_to_rows(spans: Sequence[WireSpan], run_id: str) -> TraceRows:
     if c.SPAN_COUNT in root.attributes and root.attributes.get(c.OPERATION) == c.INVOKE_WORKFLOW:
         if root.attributes[c.SPAN_COUNT] != len(tree.spans):
             raise NotAnEpisode(f"{len(tree.spans)} of {root.attributes[c.SPAN_COUNT]} spans came")
+        empty_keys = [key for key in (c.RUN_ID, c.TASK_ID, c.SPLIT) if root.attributes.get(key) == ""]
+        if empty_keys:
+            raise NotAnEpisode(f"its root has an empty {', '.join(empty_keys)}")
         return TraceRows(tuple(_span_to_own_row(span) for span in tree.spans.values()), (OWN_CONVENTION,))
     return _ForeignTrace(tree, run_id).to_rows()
 
