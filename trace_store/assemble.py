@@ -331,7 +331,8 @@ def _root_to_episode(root: SpanRow, span_count: int) -> Episode:
     attributes = SpanAttributes(root)
     required_texts = {key: attributes.text(key) for key in (c.RUN_ID, c.TASK_ID, c.SPLIT, c.OUTCOME)}
     sample = attributes.int32(c.SAMPLE)
-    missing_keys = [key for key, value in {**required_texts, c.SAMPLE: sample}.items() if value is None]
+    missing_keys = [key for key, text in required_texts.items() if not text]  # an empty name is none
+    missing_keys += [c.SAMPLE] if sample is None else []
     if missing_keys:
         raise Malformed(f"the root span lacks {', '.join(missing_keys)}")
     if required_texts[c.OUTCOME] not in get_args(Outcome):

@@ -39,6 +39,7 @@ from trace_store.journal import (
     is_plain,
     json_text,
     lines_from,
+    lock_if_abandoned,
     record_of,
     record_to_rewards,
 )
@@ -278,9 +279,13 @@ def spool_to_traces(
 def count_in_segments(folder: Path, chosen: SegmentTraces) -> dict[Path, int]:
     """Segment of a journal or spool -> its records about these traces or this subject; those without are left out.
 
-    Lines that were set aside, or were to be by a process that was killed, count as well.
+    Lines that were set aside, or were to be by a process that was killed, count as well; so do lines that a crash left
+    half written, whatever they are about.
     """
-    counts = {path: len(_lines_where(path, partial(_is_chosen, chosen))) for path in _segments(folder)}
+    counts = {
+        path: len(_lines_where(path, partial(_is_chosen, chosen))) + len(_damaged_lines(path))
+        for path in _segments(folder)
+    }
     return {path: count for path, count in counts.items() if count}
 
 
@@ -293,18 +298,24 @@ def count_mentions(folder: Path, chosen: SegmentTraces) -> dict[Path, int]:
 def erase_from_segments(folder: Path, chosen: SegmentTraces) -> dict[Path, int]:
     """Overwrite the records about these traces or this subject, in segments that grow as well.
 
+    Where the writer of a segment is gone, what it left half written goes too: it was never acknowledged, nobody takes
+    it in, and nobody can tell whom it is about.
     The caller has the store of a journal open for writing, or holds the lock of a spool, so nobody takes them in.
     Returns the numbers of erased records, as `count_in_segments`. A file of lines set aside goes when none is left.
     """
     counts: dict[Path, int] = {}
     for path in _segments(folder):
-        lines = _lines_where(path, partial(_is_chosen, chosen))
-        if not lines:
+        lines, damaged_lines = _lines_where(path, partial(_is_chosen, chosen)), _damaged_lines(path)
+        if not (lines or damaged_lines):
             continue
-        counts[path] = len(lines)
+        counts[path] = len(lines) + len(damaged_lines)
         handle = open_to_write(path)
         try:
-            blank_lines(handle, lines)
+            size = os.fstat(handle).st_size
+            while damaged_lines and damaged_lines[-1][1] == size:  # the last one may have no end to be left standing
+                size, _ = damaged_lines.pop()
+            os.ftruncate(handle, size)
+            blank_lines(handle, (*lines, *damaged_lines))
         finally:
             os.close(handle)
         if path.suffix == FOREIGN_SUFFIX and not _lines_where(path, lambda line: not line.isspace()):
@@ -327,6 +338,20 @@ def _lines_where(path: Path, is_wanted: Callable[[bytes], bool]) -> list[tuple[i
             start, end = end, end + len(line)
             if is_wanted(line):
                 lines.append((start, end))
+    return lines
+
+
+def _damaged_lines(path: Path) -> list[tuple[int, int]]:
+    """Start and end of each line that is no whole one, with what was erased before it; none where somebody may still
+    write."""
+    lines: list[tuple[int, int]] = []
+    end = 0
+    with suppress(FileNotFoundError), open_to_read(path) as file:
+        if lock_if_abandoned(file):
+            for record, line_end in lines_from(file, 0, growing=False):
+                start, end = end, line_end
+                if record is None:
+                    lines.append((start, end))
     return lines
 
 

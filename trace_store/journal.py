@@ -2,10 +2,14 @@
 
 A line is `crc32 SPACE compact-JSON NEWLINE`. Invariants: a record whose `append()` returned can be read back after
 the process is killed, and one that a `sync()` covered after the machine is; a line that a crash or a full disk
-left half written is dropped and counted, never half read; what must never be there in part is one line, because a
-crash may fall between two lines that were written in one go; a whole line that holds no record of this version is no
+left half written is dropped and counted, never half read; nobody reads a line of an append before the whole append is
+there, nor one of an append that failed; what a power cut must never leave in part is one line, because a disk may keep
+some of the lines that were written in one go; a whole line that holds no record of this version is no
 reason to stop. Each writer has its own segments and holds an exclusive lock on the last one, so a reader knows whether
-it may still grow. A segment that a `sync()` finds full is let go, so that whoever takes it in can delete it.
+it may still grow. A segment that a `sync()` finds full is let go, so that whoever takes it in can delete it; so is one
+in which an append failed, because a reader may have come further in it than its writer.
+
+The first byte of several lines is written last. Until then a NUL, which no line has, stands in its place.
 """
 
 from __future__ import annotations
@@ -53,6 +57,7 @@ HIDDEN_SUFFIX = ".new"  # of either, before it is whole
 SEGMENT_BYTES = 8 * 2**20  # a segment of this size is full; it is larger by what came since the last sync
 BATCH_S = 0.1  # syncs that nobody waits for are at least this far apart
 IDLE_S = 1.0  # after this long without a request for a sync, the thread that syncs ends
+_UNWRITTEN = b"\0"  # what a file holds where a later byte was written and this one not yet
 _GROUP = "rewards"  # the kind of a line that holds several records, each with its fields, under the same name
 _KINDS: dict[str, type[RunRow | SpanRow | Reward | AdapterRow]] = {
     "run": RunRow,
@@ -163,23 +168,21 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._folder = Path(folder)
         self._fd: int | None = None
-        self._full_fd: int | None = None
+        self._full_fds: list[int] = []
         self._closed = False
         self._reset()
 
     def _reset(self) -> None:
         """Forget a segment without touching it: at the start, and in a forked child, where it is the parent's."""
-        if self._fd is not None:
-            os.close(self._fd)  # the parent's descriptor keeps the lock
-        if self._full_fd is not None:
-            os.close(self._full_fd)
+        for fd in self._open_fds():
+            os.close(fd)  # the parent's descriptor keeps the lock
         self._pid = os.getpid()
         self._name = f"{self._pid}-{secrets.token_hex(8)}"  # of this writer: the part that its segments share
         self._segment_count = 0
         self._append_lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._fd = None  # of the segment that is written
-        self._full_fd = None  # of one that is not written any more, until it is synced
+        self._full_fds = []  # of those that are not written any more, until they are synced
         self._unsynced_folders: tuple[Path, ...] = ()  # in which a segment, or a folder above it, is new
         self._whole_bytes = 0  # bytes of whole lines
         self._synced_bytes = 0  # bytes that were acknowledged
@@ -200,7 +203,7 @@ class Journal:
     def append_all(self, records: Sequence[JournalRecord]) -> None:
         """Write records in one go: all, or none when StoreError is raised (NotJsonError where one is to blame).
 
-        A crash may leave the first of them: see `rewards_to_record`.
+        A kill leaves all of them or none; a power cut may leave some: see `rewards_to_record`.
         """
         self.append_lines(b"".join(map(line_of, records)))
 
@@ -221,18 +224,44 @@ class Journal:
                 self._write(self._fd, lines)
             except OSError as error:
                 self._fail(error)
-            self._whole_bytes += len(lines)
 
     def _write(self, fd: int, lines: bytes) -> None:
-        # Writing at the end of the whole lines overwrites what a failed append may have left behind.
-        written_bytes = 0
+        """Write behind the whole lines. Where a part of it may be there afterwards, nothing more is written into this
+        segment: a reader may have taken a line of it, and would look for the next one behind that.
+
+        A single line needs no more than its end to be whole. Of several the first byte comes last, so that no reader
+        takes one of them before all of them are there; see `lines_from`.
+        """
+        begin = self._whole_bytes
+        written_bytes = held_bytes = 1 if lines.find(b"\n") < len(lines) - 1 else 0
+        unwritten = memoryview(lines)[held_bytes:]
         try:
-            while written_bytes < len(lines):
-                written_bytes += os.pwrite(fd, lines[written_bytes:], self._whole_bytes + written_bytes)
-        except OSError:
-            with suppress(OSError):  # if this fails too, the next line overwrites the rest, or a reader drops it
-                os.ftruncate(fd, self._whole_bytes)
+            while unwritten:
+                count = os.pwrite(fd, unwritten, begin + written_bytes)
+                written_bytes, unwritten = written_bytes + count, unwritten[count:]
+            if held_bytes:
+                os.pwrite(fd, lines[:held_bytes], begin)
+            self._whole_bytes = begin + len(lines)
+        except BaseException as error:  # an interrupt as well
+            is_untouched = written_bytes == held_bytes and isinstance(error, OSError)
+            if not is_untouched:  # a full disk that took nothing at all costs no segment each time
+                self._abandon_failed_segment(fd, begin)
             raise
+
+    def _abandon_failed_segment(self, fd: int, whole_bytes: int) -> None:
+        """Cut off what a failed append left, and let the segment go; the next record begins another.
+
+        Where the disk refuses even that, a reader drops what is left: the end of a last line, or a first byte, lacks.
+        """
+        self._fd = None
+        with suppress(OSError):
+            os.ftruncate(fd, whole_bytes)
+        if whole_bytes:
+            self._full_fds.append(fd)
+            return
+        with suppress(OSError):  # an empty one is no harm
+            self._segment_path().unlink()
+        release(fd)
 
     def sync(self) -> None:
         """Acknowledge: when this returns, all records appended before it are on the disk.
@@ -244,17 +273,21 @@ class Journal:
         with self._sync_lock:
             with self._append_lock:
                 self._refuse_if_unusable()
-                if self._full_fd is None and self._fd is not None and self._whole_bytes >= SEGMENT_BYTES:
-                    self._full_fd, self._fd = self._fd, None  # records that come from now on need not wait
+                if self._fd is not None and self._whole_bytes >= SEGMENT_BYTES:
+                    self._full_fds.append(self._fd)
+                    self._fd = None  # records that come from now on need not wait
+                full_fds = tuple(self._full_fds)  # also of a sync that was interrupted in here
                 fd, end, folders = self._fd, self._whole_bytes, self._unsynced_folders
-            if self._full_fd is not None:  # also where a sync was interrupted in here
-                self._sync_segment(self._full_fd, folders)
-                synced_fd = self._full_fd
-                self._full_fd = None  # before it is closed: a child that is forked now closes what it finds
-                release(synced_fd)
+            for full_fd in full_fds:
+                self._sync_segment(full_fd, folders)
+                with self._append_lock:
+                    self._full_fds.remove(full_fd)  # before it is closed: a child that is forked closes what it finds
+                release(full_fd)
             if fd is not None and end != self._synced_bytes:  # else another thread's sync covered ours
                 self._sync_segment(fd, folders)
-                self._synced_bytes = end
+                with self._append_lock:
+                    if self._fd == fd:  # else an append failed meanwhile, and these are the numbers of another segment
+                        self._synced_bytes = end
 
     def _sync_segment(self, fd: int, folders: Sequence[Path]) -> None:
         """The bytes of a segment, and the names that lead to it, to the disk. Raises StoreError."""
@@ -280,7 +313,7 @@ class Journal:
             if self._fd == fd:
                 self._fd = None
             else:
-                self._full_fd = None
+                self._full_fds.remove(fd)
             os.close(fd)
         raise StoreError(f"a segment of {self._folder} was deleted while it was written; its records are lost")
 
@@ -345,10 +378,21 @@ class Journal:
         finally:
             with self._sync_lock, self._append_lock:
                 self._closed = True
-                for fd in (self._fd, self._full_fd):
-                    if fd is not None:
-                        release(fd)
-                self._fd = self._full_fd = None
+                for fd in self._open_fds():
+                    release(fd)
+                self._fd, self._full_fds = None, []
+
+    def renewed(self) -> Journal:
+        """Another writer for the same folder, and the end of this one: for who writes again what a sync lost."""
+        with suppress(StoreError):  # said by the sync that failed
+            self.close()
+        return Journal(self._folder)
+
+    def _open_fds(self) -> list[int]:
+        return self._full_fds if self._fd is None else [self._fd, *self._full_fds]
+
+    def _segment_path(self) -> Path:
+        return self._folder / f"{self._name}-{self._segment_count:06}{SUFFIX}"
 
     def _refuse_if_unusable(self) -> None:
         if self._closed:
@@ -367,7 +411,7 @@ class Journal:
     def _new_segment(self) -> int:
         unsynced_folders = (self._folder, *make_folder_unsynced(self._folder))
         self._segment_count += 1
-        path = self._folder / f"{self._name}-{self._segment_count:06}{SUFFIX}"
+        path = self._segment_path()
         hidden_path = path.with_suffix(HIDDEN_SUFFIX)
         fd = create_file(hidden_path)
         # Locked before it gets the name that readers look for: no reader ever finds it without its writer.
@@ -377,8 +421,9 @@ class Journal:
         except OSError:
             os.close(fd)
             raise
-        # Synced with the first records: this may be the thread of an app's event loop.
-        self._unsynced_folders = unsynced_folders
+        # Synced with the first records: this may be the thread of an app's event loop. A segment in which an append
+        # failed may wait for the same.
+        self._unsynced_folders = tuple(dict.fromkeys((*self._unsynced_folders, *unsynced_folders)))
         self._whole_bytes = self._synced_bytes = 0
         return fd
 
@@ -531,23 +576,40 @@ def _finite_json(value: Any) -> Any:
 def lines_from(file: BinaryIO, offset: int, *, growing: bool) -> Iterator[tuple[JournalLine, int]]:
     """Records of an open segment from `offset`, each with the offset after it; None stands for a torn line.
 
-    With `growing`, damage at the end is held back, because its writer may still be writing it.
+    With `growing`, damage at the end is held back, because its writer may still be writing it. Several lines that are
+    written in one go are held back until all of them are there; without their writer they are torn ones.
     """
     file.seek(offset)
     damaged_ends: list[int] = []
+    is_unfinished = False
     for line in file:
         if growing and not line.endswith(b"\n"):
             return  # the file may have grown since: what comes next would be the rest of this line
         offset += len(line)
         if line.isspace():
             continue  # erased: see `blank_lines`
-        record = record_of(line)
+        record = None if is_unfinished else record_of(line)
+        if record is None and _begins_unfinished(line):
+            if growing:
+                return
+            is_unfinished = True  # an append is the last thing in its segment until it has returned
         if record is None and growing:
             damaged_ends.append(offset)
             continue
         yield from ((None, end) for end in damaged_ends)
         damaged_ends.clear()
         yield record, offset
+
+
+def _begins_unfinished(line: bytes) -> bool:
+    """Whether a line is whole but for its first byte: it begins an append of several lines that has not returned."""
+    return line[:1] == _UNWRITTEN and line.endswith(b"\n") and line[1:9] == (b"%08x " % zlib.crc32(line[9:-1]))[1:]
+
+
+def finished_lines(lines: bytes) -> bytes:
+    """Of bytes that were read from a growing segment, the whole lines before an append that has not returned."""
+    finished_bytes = lines.partition(_UNWRITTEN)[0]
+    return finished_bytes[: finished_bytes.rfind(b"\n") + 1]
 
 
 def blank_lines(fd: int, start_and_ends: Iterable[tuple[int, int]]) -> None:

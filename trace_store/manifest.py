@@ -1,7 +1,7 @@
 """A folder of Parquet files <-> its manifest: which files count, what each holds, and of which schema they are.
 
     FOLDER/manifest.json
-    FOLDER/<table>/run=<run id>/day=<UTC day>/<export>-<number>.parquet
+    FOLDER/<table>/run=<run id, which older stores may have empty>/day=<UTC day>/<export>-<number>.parquet
 
 Invariants: a file counts only once the manifest names it, and the manifest is replaced whole, so an export that was
 killed leaves nothing that looks finished; a path in a manifest never leads out of its folder; one process at a time
@@ -28,7 +28,7 @@ from trace_store.files import create_file, make_folder, sync, sync_descriptor
 MANIFEST = "manifest.json"
 WRITING = ".writing-"  # how the folder of an unfinished export begins
 _FORMAT = "marft-bridge traces"
-_PATH = re.compile(r"(?P<table>[a-z_]+)/run=[^/\x00]+/day=\d{4}-\d\d-\d\d/[0-9a-f]+-\d+\.parquet")
+_PATH = re.compile(r"(?P<table>[a-z_]+)/run=[^/\x00]*/day=\d{4}-\d\d-\d\d/[0-9a-f]+-\d+\.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,12 @@ def check_hashes(folder: Path, manifest: Manifest) -> None:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replace the manifest; on return it is on the disk, and so are the names of the files beside it."""
+    """Replace the manifest; on return it is on the disk, and so are the names of the files beside it.
+
+    Raises StoreError for one that `read_manifest` would refuse, and leaves the old one.
+    """
+    for part in manifest.files:
+        _check_file(folder, part)
     text = json.dumps({"format": _FORMAT, **asdict(manifest)}, indent=1) + "\n"
     hidden_path = folder / f".{MANIFEST}.{secrets.token_hex(4)}"
     with os.fdopen(create_file(hidden_path), "w", encoding="utf-8") as file:

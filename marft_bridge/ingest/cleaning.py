@@ -44,13 +44,12 @@ class SpanCleaner:
 
 
 def _span_to_row(span: WireSpan) -> SpanRow:
-    reading = span_to_reading(span)
     return SpanRow(
         trace_id=span.trace_id,
         span_id=span.span_id,
         parent_span_id=span.parent_span_id,
         name=span.name,
-        operation=c.CHAT if reading is not None and reading.kind == "llm" else "",
+        operation=c.CHAT if _may_be_call(span) else "",
         start_ns=span.start_ns,
         end_ns=span.end_ns,
         status="error" if span.failed else "ok",
@@ -58,3 +57,14 @@ def _span_to_row(span: WireSpan) -> SpanRow:
         convention="",
         attributes=span.attributes,
     )
+
+
+def _may_be_call(span: WireSpan) -> bool:
+    """Whether it is an LLM call, or cannot be read at all: its trace is then refused, and no other waits for it."""
+    try:
+        reading = span_to_reading(span)
+    except MemoryError:
+        raise  # not for what the span holds
+    except Exception:  # noqa: BLE001 - whatever a sender put there
+        return True
+    return reading is not None and reading.kind == "llm"

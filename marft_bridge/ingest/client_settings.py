@@ -1,8 +1,8 @@
 """Span attributes -> the same without client credentials: headers, keys, passwords, cookies.
 
 Tracers record the settings of HTTP clients; LangSmith's export has `extra_headers` as they were sent. An entry is
-removed by its name, at any depth, also inside JSON that an attribute holds as text. Secrets in ordinary text are left
-to the redaction of `[record]`.
+removed by its name, at any depth, also inside JSON that an attribute holds as text. Such a text goes as a whole where
+it is nested more deeply than Python reads. Secrets in ordinary text are left to the redaction of `[record]`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from marft_bridge.ingest.otlp import WireSpan
-from marft_bridge.ingest.reading import parse_json
 
 OWN_SCOPE = "marft_bridge"  # instrumentation scope of our recorder
+
+_TOO_DEEP = "[left out: nested too deeply to look for credentials]"
 
 _NAME_PATTERN = (
     r"(?:proxy[-_])?authorization|(?:[\w-]*[-_])?api[-_]?key|(?:set[-_])?cookies?|(?:\w+[-_])?headers"
@@ -45,23 +46,51 @@ def _clean_attributes(attributes: dict[str, Any]) -> tuple[dict[str, Any], int]:
     return cleaned_attributes, removed_count
 
 
-def _clean_text(value: str) -> tuple[str, int]:
-    if not _SECRET_NAME_PART.search(value):
-        return value, 0
-    content = parse_json(value)
-    if not isinstance(content, (dict, list)):
-        return value, 0
-    cleaned, removed_count = _clean_value(content)
-    return (json.dumps(cleaned, ensure_ascii=False), removed_count) if removed_count else (value, 0)
+def _clean_text(text: str) -> tuple[str, int]:
+    """A text whose JSON, if it is any, is without credentials; a text that is too deep to be read is left out."""
+    if not _SECRET_NAME_PART.search(text):
+        return text, 0
+    try:
+        content = json.loads(text)
+        if not isinstance(content, (dict, list)):
+            return text, 0
+        removed_count = _remove_secrets(content)
+        return (json.dumps(content, ensure_ascii=False), removed_count) if removed_count else (text, 0)
+    except ValueError:
+        return text, 0
+    except RecursionError:
+        return _TOO_DEEP, 1
 
 
 def _clean_value(value: Any) -> tuple[Any, int]:
-    if isinstance(value, dict):
-        secret_names = [key for key in value if _SECRET_NAME.fullmatch(str(key)) and value[key] is not None]
-        cleaned_entries = {key: _clean_value(item) for key, item in value.items() if key not in secret_names}
-        removed_count = len(secret_names) + sum(count for _, count in cleaned_entries.values())
-        return {key: item for key, (item, _) in cleaned_entries.items()}, removed_count
-    if isinstance(value, list):
-        cleaned = [_clean_value(item) for item in value]
-        return [item for item, _ in cleaned], sum(count for _, count in cleaned)
-    return _clean_text(value) if isinstance(value, str) else (value, 0)
+    """A value that is not text, itself without credentials: nobody else has it."""
+    return value, _remove_secrets(value)
+
+
+def _remove_secrets(value: Any) -> int:
+    """Removes the credentials from the dicts and lists of a JSON value, however deep; their number."""
+    removed_count = 0
+    waiting_containers = [value]
+    while waiting_containers:
+        container = waiting_containers.pop()
+        if isinstance(container, dict):
+            secret_names = [key for key, item in container.items() if item is not None and _is_secret_name(key)]
+            removed_count += len(secret_names)
+            for key in secret_names:
+                del container[key]
+            entries = list(container.items())
+        elif isinstance(container, list):
+            entries = list(enumerate(container))
+        else:
+            continue
+        for key, item in entries:
+            if isinstance(item, str):
+                container[key], removed_inside = _clean_text(item)  # each text in a text has twice as many backslashes
+                removed_count += removed_inside
+            else:
+                waiting_containers.append(item)
+    return removed_count
+
+
+def _is_secret_name(key: Any) -> bool:
+    return _SECRET_NAME.fullmatch(str(key)) is not None

@@ -18,7 +18,6 @@ from marft_bridge.ingest.langfuse_scores import put_scores
 from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.report import IngestReport
 from marft_bridge.ingest.writer import TraceWriter, open_store, read_decided_ids, report_stored, spans_to_traces
-from trace_store.journal import Journal
 
 
 def ingest_files(paths: Sequence[Path], store_path: Path, options: RecordOptions, reporter: Reporter) -> IngestReport:
@@ -41,14 +40,12 @@ def ingest_files(paths: Sequence[Path], store_path: Path, options: RecordOptions
         store.take_in()
         decided_ids = read_decided_ids(store, traces)
         report.stored_before = len(decided_ids)
-        journal = Journal(store.journal_folder)
+        config = {"files": [path.name for path in paths]}
+        writer = TraceWriter(store.journal_folder, cleaner, config, report=report)
         try:
-            writer = TraceWriter(journal, cleaner, {"files": [path.name for path in paths]}, report=report)
-            for trace_id, trace_spans in traces.items():
-                if trace_id not in decided_ids:
-                    writer.write(trace_id, trace_spans)
+            writer.write({trace_id: trace for trace_id, trace in traces.items() if trace_id not in decided_ids})
         finally:
-            journal.close()
+            writer.close()
         store.take_in()
         report_stored(store, report)
         put_scores(store, records, report)

@@ -29,7 +29,7 @@ from marft_bridge.ingest.trace_spool import TraceSpool, spool_of
 from marft_bridge.ingest.trace_tree import TraceTree
 from marft_bridge.ingest.writer import TraceWriter, open_store, read_decided_ids, report_stored
 from trace_store.errors import StoreError
-from trace_store.journal import Journal
+from trace_store.journal import journal_of
 
 POLL_S = 0.5
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,}")  # what a header can carry in an OTEL_ variable as it is
@@ -61,9 +61,17 @@ def listen(
         threading.Thread(target=receiver.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
         with suppress(KeyboardInterrupt):  # from the moment that it listens
             _print_how_to_send(receiver.port, token if token_env is None else None, reporter)
+            failure = ""
             while True:
                 time.sleep(POLL_S)
-                session.write_complete_traces(time.monotonic() - quiet_s)
+                try:
+                    session.write_complete_traces(time.monotonic() - quiet_s)
+                except StoreError as error:  # a full disk, which may have room again
+                    if failure != str(error):
+                        reporter.say(f"{error}; what waits is in the spool, and writing it is tried again and again")
+                    failure = str(error)
+                else:
+                    failure = ""
         receiver.shutdown()
     return session.finish()
 
@@ -76,10 +84,8 @@ class _ReceiverSession:
         self.report = IngestReport()
         self.cleaner = SpanCleaner(options)
         self.spool = TraceSpool(spool_of(store_path), time.monotonic())
-        self._journal = Journal(store_path.with_name(store_path.name + ".journal"))
-        self._writer = TraceWriter(
-            self._journal, self.cleaner, {"listen": True, "quiet_s": quiet_s}, report=self.report
-        )
+        config = {"listen": True, "quiet_s": quiet_s}
+        self._writer = TraceWriter(journal_of(store_path), self.cleaner, config, report=self.report)
         self._lock = threading.Lock()
         self._closed = False
         self._take_over_spool()
@@ -99,12 +105,13 @@ class _ReceiverSession:
             self.report.rejected[reason] += 1
 
     def write_complete_traces(self, quiet_since: float) -> None:
-        """Journals the rows of complete traces, or notes why a trace is no episode."""
+        """Journals the rows of complete traces, or notes why a trace is no episode.
+
+        Raises StoreError when the disk refuses; then the traces stay in the spool, and the next call writes them.
+        """
         traces = self.spool.take_complete(quiet_since)
-        for trace_id, spans in traces.items():
-            self._writer.write(trace_id, spans)
         if traces:
-            self._journal.sync()  # before `acknowledge`: the spool is the only other copy
+            self._writer.write(traces)  # synced before `acknowledge`: the spool is the only other copy
             self.report.traces += len(traces)
             self.spool.acknowledge()
 
@@ -112,12 +119,18 @@ class _ReceiverSession:
         """Writes what is complete, leaves the rest in the spool, and reports."""
         with self._lock:
             self._closed = True
-        self.write_complete_traces(time.monotonic())
-        for trace_id, spans in self.spool.waiting_traces().items():
+        try:
+            self.write_complete_traces(time.monotonic())
+        except StoreError as error:
+            self._reporter.say(f"{error}; what waits is in the spool, for the next receiver")
+        reasons = dict.fromkeys(self.spool.unacknowledged_ids(), "the disk did not take it")
+        reasons |= {trace_id: f"{TraceTree(s).fault()}" for trace_id, s in self.spool.waiting_traces().items()}
+        for trace_id, reason in reasons.items():
             self.report.traces += 1
-            self.report.refuse(trace_id, f"{TraceTree(spans).fault()}; kept for the next receiver")
+            self.report.refuse(trace_id, f"{reason}; kept for the next receiver")
         self.spool.close()
-        self._journal.close()
+        with suppress(StoreError):  # of traces that the spool has as well
+            self._writer.close()
         self.report.late_spans += self.spool.late_spans
         self.report.note_cleaning(self.cleaner)
         try:

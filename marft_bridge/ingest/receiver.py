@@ -238,22 +238,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _save_body(self, as_json: bool) -> tuple[str, ...]:
         """Reads the body and saves its spans; returns why others in it were rejected."""
-        decode = json_to_spans if as_json else protobuf_to_spans
         if not self.server.body_slots.acquire(timeout=BODY_TIMEOUT_S):
             raise _Refused(503, "busy with other requests")
         try:
-            body = self._read_body()
-            if not self.server.build_lock.acquire(timeout=BODY_TIMEOUT_S):
-                raise _Refused(503, "busy with other requests")
-            try:
-                bodies = [inflate(body, MAX_INFLATED_BYTES) if self._is_gzip() else body]
-                del body
-                decoded = decode(bodies.pop(), BOUNDS)  # which frees the bytes before it makes spans of them
-                if decoded.spans:
-                    self.server.save_spans(decoded.spans, time.monotonic())
-                return decoded.rejected
-            finally:
-                self.server.build_lock.release()
+            return self._save_spans([self._read_body()], as_json)
         except TooLarge as error:
             raise _Refused(413, str(error)) from None
         except IngestError as error:
@@ -262,8 +250,29 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(503, "too many spans wait for the rest of their trace") from None
         except StoreError as error:
             raise _Refused(503, str(error)) from None
+        except (_Refused, OSError):  # answered by `do_POST`, or nobody is there to be answered
+            raise
+        except MemoryError:
+            raise _Refused(503, "out of memory") from None
+        except Exception as error:  # noqa: BLE001 - a sender without an answer sends the same for ever
+            raise _Refused(400, f"cannot be read: {type(error).__name__}") from None
         finally:
             self.server.body_slots.release()
+
+    def _save_spans(self, bodies: list[bytes], as_json: bool) -> tuple[str, ...]:
+        """Saves the spans of the one body in the list, which is emptied: nobody holds it while they are built."""
+        decode = json_to_spans if as_json else protobuf_to_spans
+        if not self.server.build_lock.acquire(timeout=BODY_TIMEOUT_S):
+            raise _Refused(503, "busy with other requests")
+        try:
+            if self._is_gzip():
+                bodies[0] = inflate(bodies[0], MAX_INFLATED_BYTES)
+            decoded = decode(bodies.pop(), BOUNDS)  # which frees the bytes before it makes spans of them
+            if decoded.spans:
+                self.server.save_spans(decoded.spans, time.monotonic())
+            return decoded.rejected
+        finally:
+            self.server.build_lock.release()
 
     def _is_gzip(self) -> bool:
         return self._content_encoding() == "gzip"

@@ -26,7 +26,7 @@ from marft_bridge.ingest.conventions import span_to_reading
 from marft_bridge.ingest.messages import IdIndex, messages_to_tool_call_ids, messages_to_tool_result_ids
 from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.outcome import has_failed, root_to_outcome
-from marft_bridge.ingest.reading import CALL_ATTRIBUTES, Reading
+from marft_bridge.ingest.reading import CALL_ATTRIBUTES, Reading, as_text
 from marft_bridge.ingest.trace_tree import NotAnEpisode, TraceTree
 from trace_store import conventions as c
 from trace_store.records import SpanRow
@@ -53,6 +53,9 @@ def spans_to_rows(spans: Sequence[WireSpan], run_id: str) -> TraceRows:
     if c.SPAN_COUNT in root.attributes and root.attributes.get(c.OPERATION) == c.INVOKE_WORKFLOW:
         if root.attributes[c.SPAN_COUNT] != len(tree.spans):
             raise NotAnEpisode(f"{len(tree.spans)} of {root.attributes[c.SPAN_COUNT]} spans came")
+        empty_keys = [key for key in (c.RUN_ID, c.TASK_ID, c.SPLIT) if root.attributes.get(key) == ""]
+        if empty_keys:
+            raise NotAnEpisode(f"its root has an empty {', '.join(empty_keys)}")
         return TraceRows(tuple(_span_to_own_row(span) for span in tree.spans.values()), (OWN_CONVENTION,))
     return _ForeignTrace(tree, run_id).to_rows()
 
@@ -261,8 +264,9 @@ class _ForeignTrace:
             root = self._readings.get(self._tree.root.span_id)
             node = root.agent if root is not None and not self._has_langgraph else None
         location = enclosing if enclosing is not None else reading
-        # Set by `SpanCleaner` where a text was redacted: log-probs of the original text must not be passed on.
-        redacted = span.attributes.get(c.UNTRAINABLE)
+        # Set by `SpanCleaner` where a text was redacted: log-probs of the original text must not be passed on. A sender
+        # may have put anything there.
+        redacted = as_text(span.attributes.get(c.UNTRAINABLE))
         call_attributes = {
             key: value for key, value in reading.attributes.items() if key != c.LOGPROBS or redacted is None
         }

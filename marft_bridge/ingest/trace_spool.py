@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from marft_bridge.ingest.errors import IngestError
 from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.reading import as_mapping, as_text
 from marft_bridge.ingest.trace_tree import TraceTree
+from trace_store.errors import StoreError
 from trace_store.files import make_folder, open_to_read, open_to_write
 from trace_store.journal import ForeignLine, Journal, folder_to_segments, line_of, lines_from, set_aside
 from trace_store.migrations import newest_version
@@ -96,7 +98,11 @@ class TraceSpool:
             self.late_spans += len(sent_lines) - len(accepted)
             self._journal.append_lines(b"".join(line for _, line in accepted))
             self._spooled_bytes += sum(len(line) for _, line in accepted)
-            self._journal.sync()
+            try:
+                self._journal.sync()
+            except StoreError:
+                self._journal = self._journal.renewed()  # the disk may keep what comes next
+                raise
             for span, line in accepted:
                 self._add(span, len(line), now)
 
@@ -114,13 +120,21 @@ class TraceSpool:
                     self._mark_taken(trace_id)
             return {trace_id: trace.all_spans() for trace_id, trace in self._unacknowledged.items()}
 
+    def unacknowledged_ids(self) -> list[str]:
+        """The traces that were taken, and are not known to be on disk elsewhere."""
+        with self._lock:
+            return list(self._unacknowledged)
+
     def waiting_traces(self) -> dict[str, list[WireSpan]]:
         """The traces that still wait, complete or not."""
         with self._lock:
             return {trace_id: trace.all_spans() for trace_id, trace in self._traces.items()}
 
     def acknowledge(self, stored_ids: Iterable[str] = ()) -> None:
-        """The traces that were taken are on disk elsewhere, and so are the waiting ones of `stored_ids`."""
+        """The traces that were taken are on disk elsewhere, and so are the waiting ones of `stored_ids`.
+
+        Raises StoreError when the disk has no room to rewrite the spool; then it is larger than it need be until later.
+        """
         with self._lock:
             for trace_id in stored_ids:
                 self._mark_taken(trace_id)
@@ -134,9 +148,13 @@ class TraceSpool:
     def close(self) -> None:
         """Leaves what still waits in the spool, for the next receiver."""
         with self._lock:
-            self._rewrite(self._segments())
-            self._journal.close()
-            os.close(self._lock_file)
+            try:
+                with suppress(StoreError):  # the segments as they are have all of it; the store knows what it has
+                    self._rewrite(self._segments())
+                with suppress(StoreError):  # of spans that nobody was told are kept
+                    self._journal.close()
+            finally:
+                os.close(self._lock_file)
 
     def _segments(self) -> list[Path]:
         return folder_to_segments(self._folder)
@@ -182,17 +200,27 @@ class TraceSpool:
         self._waiting_bytes += size
 
     def _rewrite(self, old_segments: Sequence[Path]) -> None:
-        """Writes what waits to a new segment, synced before the old ones are deleted."""
-        new_journal = Journal(self._folder)
-        self._spooled_bytes = 0
-        for trace in (*self._unacknowledged.values(), *self._traces.values()):
-            for span in trace.all_spans():
-                row = span_to_row(span)
-                new_journal.append(row)
-                self._spooled_bytes += len(line_of(row))
-        new_journal.sync()
-        self._journal.close()
-        self._journal = new_journal
+        """Writes what waits to a new segment, synced before the old ones are deleted.
+
+        Raises StoreError when the disk refuses; then the old ones stay, and nothing of the new one.
+        """
+        new_journal, spooled_bytes = Journal(self._folder), 0
+        try:
+            for trace in (*self._unacknowledged.values(), *self._traces.values()):
+                for span in trace.all_spans():
+                    line = line_of(span_to_row(span))
+                    new_journal.append_lines(line)
+                    spooled_bytes += len(line)
+            new_journal.sync()
+        except StoreError:
+            with suppress(StoreError):
+                new_journal.close()
+            for path in set(self._segments()) - set(old_segments):
+                path.unlink()
+            raise
+        with suppress(StoreError):  # all that it has is in the new one
+            self._journal.close()
+        self._journal, self._spooled_bytes = new_journal, spooled_bytes
         for path in old_segments:
             path.unlink()
 
@@ -234,7 +262,7 @@ def row_names_subject(row: SpanRow, subject: str | None) -> bool:
         return True
     try:
         reading = span_to_reading(row_to_span(row))
-    except (TypeError, ValueError):  # a row of an earlier release
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError):  # of an earlier release, or unreadable
         return False
     return reading is not None and reading.subject == subject
 

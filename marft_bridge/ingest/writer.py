@@ -16,9 +16,10 @@ from marft_bridge.common.progress import Reporter
 from marft_bridge.ingest.cleaning import SpanCleaner
 from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.report import IngestReport
-from marft_bridge.ingest.spans_to_rows import spans_to_rows
+from marft_bridge.ingest.spans_to_rows import TraceRows, spans_to_rows
 from marft_bridge.ingest.trace_tree import NotAnEpisode
 from marft_bridge.runs.run_folder import bridge_version
+from trace_store.errors import NotJsonError, StoreError
 from trace_store.journal import Journal
 from trace_store.records import RunRow
 from trace_store.store import TraceStore
@@ -27,27 +28,70 @@ STORE_WAIT_S = 10.0  # for another process that has the store open: commands hol
 
 
 class TraceWriter:
-    """Writes traces into one journal under one run id; the run is written with the first of them."""
+    """Writes traces into one journal under one run id; the run is written with the first of them.
 
-    def __init__(self, journal: Journal, cleaner: SpanCleaner, config: Mapping[str, Any], report: IngestReport) -> None:
-        self._journal, self._cleaner, self._config, self._report = journal, cleaner, dict(config), report
+    Invariant: the report counts a trace once, when it is on the disk, however often writing it was tried before.
+    """
+
+    def __init__(
+        self, journal_folder: Path, cleaner: SpanCleaner, config: Mapping[str, Any], report: IngestReport
+    ) -> None:
+        self._journal = Journal(journal_folder)
+        self._cleaner, self._config, self._report = cleaner, dict(config), report
         self.run_id = f"ingest-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-        self._has_run_row = False
+        self._run: RunRow | None = None
+        self._has_run_row = False  # in this journal
+        self._unsynced: dict[str, TraceRows | str] = {}  # trace id -> the rows that were journaled, or why none were
 
-    def write(self, trace_id: str, spans: Sequence[WireSpan]) -> None:
-        """Journals the rows of one trace, not synced yet; or notes in the report why it makes no episode."""
+    def write(self, traces: Mapping[str, Sequence[WireSpan]]) -> None:
+        """Journals the rows of traces, by trace id, or notes in the report why a trace makes no episode.
+
+        When it returns they are on the disk. Raises StoreError when the disk refuses; then none of them is counted,
+        and all are to be written again.
+        """
+        for trace_id, spans in traces.items():
+            if trace_id not in self._unsynced:  # else the disk took this one, and not a later one
+                self._unsynced[trace_id] = self._journal_rows(spans)
+        try:
+            self._journal.sync()
+        except StoreError:
+            self._has_run_row = False
+            self._unsynced.clear()
+            self._journal = self._journal.renewed()
+            raise
+        for trace_id in traces:
+            outcome = self._unsynced.pop(trace_id)
+            if isinstance(outcome, str):
+                self._report.refuse(trace_id, outcome)
+            else:
+                self._report.add_rows(trace_id, outcome)
+
+    def close(self) -> None:
+        """Lets the journal go. Raises StoreError when what a failed `write` left cannot be synced."""
+        self._journal.close()
+
+    def _journal_rows(self, spans: Sequence[WireSpan]) -> TraceRows | str:
+        """The rows of a trace, journaled and not synced yet, or the reason why there are none."""
         try:
             trace_rows = spans_to_rows(spans, self.run_id)
+            rows = [self._cleaner.clean_row(row) for row in trace_rows.rows]
         except NotAnEpisode as reason:
-            self._report.refuse(trace_id, str(reason))
-            return
+            return str(reason)
+        except (StoreError, MemoryError):
+            raise  # not for what the trace holds
+        except Exception as error:  # noqa: BLE001 - whatever a sender put into a trace, the others do not wait for it
+            return f"cannot be read: {type(error).__name__}"
         if not self._has_run_row:
-            self._journal.append(
-                RunRow(self.run_id, "ingest", time.time_ns(), config=self._config, version=bridge_version())
+            self._run = self._run or RunRow(
+                self.run_id, "ingest", time.time_ns(), config=self._config, version=bridge_version()
             )
+            self._journal.append(self._run)
             self._has_run_row = True
-        self._journal.append_all([self._cleaner.clean_row(row) for row in trace_rows.rows])
-        self._report.add_rows(trace_id, trace_rows)
+        try:
+            self._journal.append_all(rows)
+        except NotJsonError as error:
+            return f"cannot be written: {error}"
+        return trace_rows
 
 
 def spans_to_traces(spans: Iterable[WireSpan]) -> dict[str, list[WireSpan]]:

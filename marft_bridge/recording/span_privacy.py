@@ -81,7 +81,8 @@ class SpanPrivacy:
         if content_replacements:
             attributes = {key: value for key, value in attributes.items() if key_to_kind(key) is not Kind.TOKENS}
             if row.operation == c.CHAT:
-                earlier_reasons = [reason] if (reason := attributes.get(c.UNTRAINABLE)) else []
+                reason = attributes.get(c.UNTRAINABLE)  # of a span that was received, it may be anything
+                earlier_reasons = [reason] if isinstance(reason, str) and reason else []
                 attributes[c.UNTRAINABLE] = "; ".join(
                     (*earlier_reasons, f"redacted: {', '.join(sorted(content_replacements))}")
                 )

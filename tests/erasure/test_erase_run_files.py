@@ -22,6 +22,7 @@ import urllib.parse
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,17 @@ from marft_bridge.erasure import command
 from marft_bridge.erasure.command import EraseRequest, Erasure, erase
 from marft_bridge.erasure.text_search import TextSearch
 from marft_bridge.ingest.otlp import WireSpan
-from marft_bridge.ingest.trace_spool import TraceSpool, row_to_span, span_to_row
+from marft_bridge.ingest.trace_spool import TraceSpool, row_names_subject, row_to_span, span_to_row
 from marft_bridge.runs.run_folder import RunFolder
 from trace_store import schema
 from trace_store.compaction import VacuumResult, vacuum
-from trace_store.erasure import erased_texts
+from trace_store.erasure import (
+    SegmentTraces,
+    count_in_segments,
+    erase_from_segments,
+    erased_texts,
+    spool_to_traces,
+)
 from trace_store.errors import StoreError
 from trace_store.journal import Journal, read_segment
 from trace_store.records import Reward, SpanRow
@@ -425,6 +432,43 @@ def test_a_spool_without_a_receiver_is_cleaned_of_whole_traces(tmp_path: Path) -
     assert (erased.segments, erased.segments_left) == ({str(segment): 5}, {})
     assert files_with_signs(tmp_path) == set()
     assert {span.trace_id for span in read_segment(segment)[0] if isinstance(span, SpanRow)} == {trace_id("d2")}
+
+
+@pytest.mark.parametrize("in_one_go", [False, True])
+def test_no_byte_of_the_subject_is_left_in_a_spool_that_is_cut_at_any_byte(tmp_path: Path, in_one_go: bool) -> None:
+    journal, states = Journal(tmp_path / "s.duckdb.spool"), set[bytes]()
+    rows = wire_rows()
+    journal.append(rows[1])  # which names Ann
+    (segment,) = (tmp_path / "s.duckdb.spool").iterdir()
+    begin = segment.stat().st_size
+    journal.append_all([rows[2], rows[-1]])  # of her trace and of Bob's
+    journal.close()
+    whole = segment.read_bytes()
+    if in_one_go:  # killed before the first byte of the two came
+        whole = whole[:begin] + b"\0" + whole[begin + 1 :]
+    for cut in [*range(begin, len(whole), 11), *range(len(whole) - 3, len(whole) + 1), whole.index(b"\n", begin) + 1]:
+        segment.write_bytes(whole[:cut])
+        chosen = spool_to_traces(segment.parent, [], partial(row_names_subject, subject="ann"), before_ns=None)
+        planned = count_in_segments(segment.parent, chosen)
+        assert erase_from_segments(segment.parent, chosen) == planned
+        left = segment.read_bytes()
+        states.add(left.strip())
+        assert b"Wilhelmina" not in left
+        assert count_in_segments(segment.parent, chosen) == {}  # nothing is left to do
+    assert len(states) == (1 if in_one_go else 2)  # nothing, or Bob's whole line
+
+
+def test_what_a_writer_at_work_has_half_written_is_left_to_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "s.duckdb.spool")
+    journal.append_all(wire_rows())
+    (segment,) = (tmp_path / "s.duckdb.spool").iterdir()
+    with segment.open("ab") as file:
+        file.write(b"half a li")
+    chosen = SegmentTraces(frozenset())
+    assert erase_from_segments(segment.parent, chosen) == {}
+    journal.close()
+    assert erase_from_segments(segment.parent, chosen) == {segment: 1}
+    assert read_segment(segment) == (wire_rows(), 0)
 
 
 def test_what_a_receiver_at_work_holds_is_left_and_said(tmp_path: Path) -> None:

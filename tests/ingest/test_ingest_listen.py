@@ -6,24 +6,33 @@
   counted; what is never whole is reported, and kept for the next receiver.
 - What our own recorder exports arrives unchanged, every attribute.
 - One receiver at a time uses a store; the spool holds no more than what waits.
+- Whatever a span holds, the other traces are written. A disk that is full for a while ends nothing.
 """
 
 from __future__ import annotations
 
+import _thread
+import io
 import os
+import queue
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from langgraph.graph import END, START, StateGraph
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from rich.console import Console
 from support.ingest_rig import (
     ROOT,
     TOKEN,
@@ -37,14 +46,19 @@ from support.ingest_rig import (
     small_trace,
 )
 
+from marft_bridge.common.progress import Reporter
 from marft_bridge.config.record import RecordOptions
-from marft_bridge.ingest import trace_spool
+from marft_bridge.ingest import listen, trace_spool, writer
 from marft_bridge.ingest.errors import IngestError
+from marft_bridge.ingest.listen import _ReceiverSession
 from marft_bridge.ingest.otlp import WireSpan, protobuf_to_spans
+from marft_bridge.ingest.spans_to_rows import TraceRows, spans_to_rows
 from marft_bridge.ingest.trace_spool import SpoolFull, TraceSpool
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
+from trace_store import conventions as c
+from trace_store.errors import StoreError
 from trace_store.journal import Journal, line_of
 from trace_store.records import SpanRow
 from trace_store.store import TraceStore
@@ -263,6 +277,163 @@ def test_what_our_own_recorder_exports_arrives_unchanged(tmp_path: Path, monkeyp
         trained = [action for trajectory in theirs.trajectories() for action in trajectory.actions]
     assert len(trained) == 6
     assert all(action.trainable and action.logprobs for action in trained)
+
+
+# -- what goes wrong meanwhile --------------------------------------------------------------------------------------
+
+OTHER_TRACE = "b" * 32
+ODD_VALUES: list[object] = [1.5, True, -(2**62), [1, None], {"a": [{}]}, "[" * 900 + "]" * 900, "\x00"]
+
+
+def with_odd_values(number: int, value: object) -> list[WireSpan]:
+    """A small trace of which every attribute that somebody reads has this value, but for those that make it one."""
+    names = {name for name in vars(c).values() if isinstance(name, str) and "." in name}
+    names |= {"user.id", "session.id", "metadata", "input.value", "output.value", "llm.invocation_parameters"}
+    return [
+        replace(span, attributes=dict.fromkeys(sorted(names - {c.SPAN_COUNT}), value) | span.attributes)
+        for span in wire(*small_trace(f"{number + 1:032x}"))
+    ]
+
+
+def quiet_reporter() -> Reporter:
+    return Reporter(Console(file=io.StringIO()))
+
+
+def kill(session: _ReceiverSession) -> None:
+    """What a kill leaves of a receiver: its locks are free."""
+    session.spool._journal.close()
+    session._writer.close()
+    os.close(session.spool._lock_file)
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_whatever_values_a_span_has_the_other_traces_are_written_and_the_next_receiver_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: bool
+) -> None:
+    store = tmp_path / "store.duckdb"
+    odd_ids = [f"{number + 1:032x}" for number in range(len(ODD_VALUES))]
+    if breaks:  # as for a value that nobody has thought of
+
+        def read_or_break(spans: Sequence[WireSpan], run_id: str) -> TraceRows:
+            if spans[0].trace_id in odd_ids:
+                raise ZeroDivisionError
+            return spans_to_rows(spans, run_id)
+
+        monkeypatch.setattr(writer, "spans_to_rows", read_or_break)
+    for receiver in range(2):
+        session = _ReceiverSession(store, 0.0, RecordOptions(), reporter=quiet_reporter())
+        if not receiver:
+            for number, value in enumerate(ODD_VALUES):
+                session.save_spans(with_odd_values(number, value), 0.0)
+        session.save_spans(wire(*small_trace(OTHER_TRACE if receiver else TRACE)), 0.0)
+        session.write_complete_traces(time.monotonic())
+        assert not session.spool.waiting_traces()
+        assert set(session.report.row_counts) >= {OTHER_TRACE if receiver else TRACE}
+        if breaks:
+            assert session.report.refused == ({} if receiver else {"cannot be read: ZeroDivisionError": odd_ids})
+        kill(session)
+    with TraceStore.open(store) as opened:
+        opened.take_in()
+        stored = {episode.episode_id for episode in opened.episodes()}
+    assert stored >= {TRACE, OTHER_TRACE} | (set() if breaks else set(odd_ids))
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+def test_a_disk_that_is_full_for_a_while_ends_nothing_and_every_trace_is_an_episode_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    store, output = tmp_path / "store.duckdb", io.StringIO()
+    real, is_full, failures, problems = getattr(os, call), threading.Event(), list[int](), list[BaseException]()
+    sessions: queue.Queue[_ReceiverSession] = queue.Queue()
+
+    def fill(fd: int, *arguments: object) -> object:
+        if is_full.is_set() and ".duckdb.journal" in str(Path(f"/proc/self/fd/{fd}").readlink()):
+            failures.append(fd)
+            raise OSError(28, "No space left on device")
+        return real(fd, *arguments)
+
+    class Session(_ReceiverSession):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            sessions.put(self)
+
+    def wait_until(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def use() -> None:
+        try:
+            session = sessions.get(timeout=60)
+            is_full.set()
+            no_episode = wire(hand_made("1", None, "GET /health", trace="c" * 32))
+            session.save_spans([*wire(*small_trace()), *no_episode], 0.0)
+            wait_until(lambda: len(failures) >= 3)
+            session.save_spans(wire(*small_trace(OTHER_TRACE)), 0.0)
+            is_full.clear()
+            wait_until(lambda: not list(tmp_path.glob("*.spool/*.segment")))
+        except BaseException as problem:  # noqa: BLE001 - raised in the test
+            problems.append(problem)
+        finally:
+            _thread.interrupt_main()
+
+    monkeypatch.setattr(os, call, fill)
+    monkeypatch.setattr(listen, "_ReceiverSession", Session)
+    monkeypatch.setattr(listen, "POLL_S", 0.02)
+    user = threading.Thread(target=use)
+    user.start()
+    report = listen.listen(store, 0, None, 0.0, RecordOptions(), Reporter(Console(file=output, width=500)))
+    user.join()
+    assert problems == []
+    assert output.getvalue().count("No space left on device") == 1
+    assert (report.traces, report.episodes, report.conventions) == (3, 2, {"openinference": 2})
+    assert report.refused == {"no LLM call, no agent and no graph node in it": ["c" * 32]}
+    assert set(report.missing.values()) == {2}  # of each of the two episodes, once
+    assert (counts(store)["episodes"], counts(store)["actions"], counts(store)["spans"]) == (2, 2, 4)
+
+
+def test_a_disk_that_is_full_at_the_end_leaves_the_traces_to_the_next_receiver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store.duckdb"
+    session = _ReceiverSession(store, 0.0, RecordOptions(), reporter=quiet_reporter())
+    session.save_spans(wire(*small_trace()), 0.0)
+
+    def refuse(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", refuse)
+        report = session.finish()
+    assert report.refused == {"the disk did not take it; kept for the next receiver": [TRACE]}
+    session = _ReceiverSession(store, 0.0, RecordOptions(), reporter=quiet_reporter())
+    assert session.finish().episodes == 1
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+def test_a_spool_whose_disk_was_full_takes_spans_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    root, model_call = wire(*small_trace())
+    spool = TraceSpool(tmp_path / "spool", now=0.0)
+    spool.add([root], now=0.0)
+
+    def refuse(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, call, refuse)
+        with pytest.raises(StoreError, match="No space left on device"):
+            spool.add([model_call], now=0.0)
+        with pytest.raises(StoreError, match="No space left on device"):
+            spool._rewrite(spool._segments())
+    spool.add([model_call], now=0.0)
+    assert spool.take_complete(0.0) == {TRACE: [root, model_call]}
+    spool.close()
+    spool = TraceSpool(tmp_path / "spool", now=0.0)
+    assert spool.waiting_traces() == {TRACE: [root, model_call]}
+    spool.close()
 
 
 # -- the spool itself -----------------------------------------------------------------------------------------------

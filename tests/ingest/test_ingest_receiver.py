@@ -11,19 +11,25 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import io
 import json
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from rich.console import Console
 from support.idle_sockets import open_idle_sockets
 from support.ingest_rig import TOKEN, framed, hand_made, request, small_trace
 
+from marft_bridge.common.progress import Reporter
+from marft_bridge.config.record import RecordOptions
 from marft_bridge.ingest import receiver as receiver_module
+from marft_bridge.ingest.listen import _ReceiverSession
 from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.receiver import Receiver
 from marft_bridge.ingest.request_cost import RequestBounds
@@ -290,6 +296,32 @@ def test_what_does_not_arrive_in_time_ends_the_connection(
     assert 0.4 < time.monotonic() - began < 50
     assert answer.startswith(status)
     assert kept.spans == []
+
+
+def test_a_request_that_nobody_can_read_is_answered_and_the_next_one_is_taken(receiver: Receiver, kept: Kept) -> None:
+    for error, status in ((RecursionError(), 400), (TypeError("a"), 400), (MemoryError(), 503)):
+        kept.refuse = error
+        assert post(receiver)[0] == status
+    kept.refuse = None
+    assert post(receiver)[0] == 200
+    assert kept.notes == ["400: cannot be read: RecursionError", "400: cannot be read: TypeError", "503: out of memory"]
+
+
+@pytest.mark.parametrize("depth", [10, 600, 900, 20_000])
+def test_the_neighbours_of_a_deeply_nested_text_are_in_the_spool(tmp_path: Path, depth: int) -> None:
+    session = _ReceiverSession(tmp_path / "s.duckdb", 0.0, RecordOptions(), Reporter(Console(file=io.StringIO())))
+    text = '{"headers":1,"a":' + "[" * depth + "]" * depth + "}"
+    spans = [hand_made("1", None, "run"), hand_made("2", "1", "model", attributes={"input.value": text})]
+    with Receiver(0, TOKEN, session.save_spans, session.count_rejection) as listening:
+        thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        assert post(listening, request(*spans).SerializeToString())[0] == 200
+        listening.shutdown()
+        thread.join()
+    ((waiting),) = session.spool.waiting_traces().values()
+    assert [span.name for span in waiting] == ["run", "model"]
+    assert session.report.rejected == {}
+    session.finish()
 
 
 def test_a_head_has_a_bounded_size(receiver: Receiver) -> None:

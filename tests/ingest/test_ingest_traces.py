@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from support.sample_spans import chain
 
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.record import RecordOptions
+from marft_bridge.ingest.cleaning import SpanCleaner
 from marft_bridge.ingest.from_files import ingest_files
+from marft_bridge.ingest.otlp import protobuf_to_spans
 from marft_bridge.ingest.report import IngestReport
 from trace_store import conventions as c
 from trace_store.records import SpanRow, Trajectory
@@ -330,6 +333,16 @@ def test_nobody_else_may_write_our_names(tmp_path: Path) -> None:
     assert report.missing["openinference", "marft.* attributes, which only our own recorder may write"] == 7
 
 
+@pytest.mark.parametrize("value", [1.5, True, 7, ["a"]])
+def test_a_reason_that_is_no_text_is_no_reason(tmp_path: Path, value: Any) -> None:
+    call = hand_made("2", "1", "model", 10, 80, attributes={**said("write to ada@example.org"), c.UNTRAINABLE: value})
+    report, (trajectory,), spans = taken_in(tmp_path, ROOT, call, options=RecordOptions(redact=("email",)))
+    assert trajectory.actions[0].completion == "write to [redacted:email]"
+    assert report.unredactable == 0
+    (reason,) = [span.attributes[c.UNTRAINABLE] for span in spans if span.operation == c.CHAT]
+    assert reason.endswith("from the engine; redacted: email")
+
+
 def as_otlp(row: SpanRow) -> Span:
     status = Status.STATUS_CODE_ERROR if row.status == "error" else Status.STATUS_CODE_UNSET
     parent = row.parent_span_id
@@ -365,6 +378,19 @@ def test_a_trace_of_our_own_recorder_comes_in_unchanged_or_not_at_all(missing: i
     assert report.missing == {}
 
 
+@pytest.mark.parametrize("key", [c.RUN_ID, c.TASK_ID, c.SPLIT])
+def test_a_run_task_or_split_without_a_name_makes_no_episode(key: str, tmp_path: Path) -> None:
+    rows = chain().spans()
+    exported = [
+        as_otlp(replace(row, attributes=row.attributes | ({key: ""} if row is rows[-1] else {}))) for row in rows
+    ]
+    for span, row in zip(exported, rows, strict=True):
+        span.attributes.add(key=c.OPERATION).value.string_value = row.operation
+    report, trajectories, stored = taken_in(tmp_path, *exported, scope="marft_bridge")
+    assert list(report.refused) == [f"its root has an empty {key}"]
+    assert (trajectories, stored) == ([], [])
+
+
 SECRET = "hunter2-hunter2"
 
 
@@ -388,6 +414,42 @@ def test_what_clients_authenticate_with_is_never_written(tmp_path: Path) -> None
     kept = next(span for span in spans if span.operation == c.CHAT).attributes
     assert json.loads(kept["llm.invocation_parameters"]) == {"model": "m", "max_tokens": 5}
     assert (kept[c.REQUEST_MODEL], kept[c.REQUEST_MAX_TOKENS]) == ("m", 5)
+
+
+SENDER = {"headers": SECRET, "said": 1}
+
+
+def nested(value: Any, depth: int) -> str:
+    """JSON text of a value so many lists and dicts deep."""
+    return '[{"a":' * (depth // 2) + json.dumps(value) + "}]" * (depth // 2)
+
+
+def deepest_read() -> int:
+    """How deep a text may be that `json.loads` takes here."""
+    for depth in range(50, 5000, 50):
+        try:
+            json.loads(nested(1, depth))
+        except RecursionError:
+            return depth - 50
+    raise AssertionError
+
+
+@pytest.mark.parametrize("inside_text", [False, True])
+def test_json_text_of_any_depth_is_cleaned_and_no_credential_is_left(inside_text: bool) -> None:
+    deepest = deepest_read()
+    for depth in (10, 300, 600, deepest - 200, deepest - 100, deepest - 50, deepest, deepest + 50, 20_000):
+        text = nested(SENDER, depth)
+        text = json.dumps({"args": text}) if inside_text else text
+        attributes = {**LLM, "input.value": text, "llm.input_messages.0.message.content": text, "a": "kept"}
+        (span,) = protobuf_to_spans(request(hand_made("2", None, "m", attributes=attributes)).SerializeToString()).spans
+        cleaner = SpanCleaner(RecordOptions())
+        cleaned = cleaner.clean_span(span)
+        assert SECRET not in repr(cleaned), depth
+        assert cleaner.removed_settings == 2
+        assert cleaned.attributes["a"] == "kept"
+        if depth <= deepest - 200:  # and all the rest of it is there
+            left = json.loads(cleaned.attributes["input.value"])
+            assert (json.loads(left["args"]) if inside_text else left) == json.loads(nested({"said": 1}, depth))
 
 
 def said(text: str) -> dict[str, Any]:

@@ -245,6 +245,7 @@ def test_missing_spans_are_waited_for() -> None:
     ("changed", "words"),
     [
         ({"RUN_ID": None}, "the root span lacks marft.run.id"),
+        ({"RUN_ID": "", "TASK_ID": "", "SPLIT": ""}, "the root span lacks marft.run.id, marft.task.id, marft.split"),
         ({"SAMPLE": None}, "the root span lacks marft.sample"),
         ({"SPAN_COUNT": None}, "the root span lacks marft.span_count"),
         ({"SPAN_COUNT": 4}, "the trace has 5 spans, its root says 4"),

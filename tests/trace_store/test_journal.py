@@ -30,6 +30,8 @@ from trace_store.journal import (
     ForeignLine,
     Journal,
     RewardGroup,
+    finished_lines,
+    journal_of,
     line_of,
     lines_from,
     lock_if_abandoned,
@@ -37,6 +39,7 @@ from trace_store.journal import (
     record_of,
 )
 from trace_store.records import AdapterRow, Reward, RunRow, SpanRow
+from trace_store.store import TraceStore
 
 WRITER = """
 import sys
@@ -222,6 +225,30 @@ def test_a_line_that_is_written_while_it_is_read_is_held_back_and_not_taken_for_
     first, second, third = (line_of(reward(number)) for number in range(3))
     file = io.BufferedReader(_GrowingFile(first + second[:cut], b"", second[cut:] + third))
     assert list(lines_from(file, 0, growing=True)) == [(reward(0), len(first))]
+
+
+def test_lines_that_are_written_in_one_go_are_read_when_all_of_them_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, write, states = Journal(tmp_path), os.pwrite, list[bytes]()
+
+    def write_and_look(fd: int, data: Any, offset: int, /) -> int:
+        written = write(fd, data, offset)
+        states.append(segments(tmp_path)[0].read_bytes())
+        return written
+
+    monkeypatch.setattr(os, "pwrite", write_and_look)
+    journal.append(reward(1))
+    journal.append_all([reward(2), reward(3)])
+    journal.close()
+    ends = [len(line_of(reward(number))) * number for number in (1, 2, 3)]
+    for content, count in ((states[0], 1), (states[-2], 1), (states[-1], 3)):
+        assert finished_lines(content) == b"".join(line_of(reward(number)) for number in range(1, count + 1))
+        growing = list(lines_from(io.BytesIO(content), 0, growing=True))
+        assert growing == [(reward(number + 1), ends[number]) for number in range(count)]
+    # Nobody writes any more: what was not finished was never acknowledged.
+    left = list(lines_from(io.BytesIO(states[-2]), 0, growing=False))
+    assert left == [(reward(1), ends[0]), (None, ends[1]), (None, ends[2])]
 
 
 def test_a_line_of_a_newer_version_is_not_taken_for_damage(tmp_path: Path) -> None:
@@ -456,9 +483,138 @@ def test_a_full_disk_is_one_clear_line_and_harms_no_other_record(tmp_path: Path)
         f"cannot write the journal {tmp_path / 'j'}: File too large; free space or fix its permissions\n"
     )
     assert result.stderr == ""
-    records, torn = read_segment(segments(tmp_path / "j")[0])
-    assert [record.name for record in records if isinstance(record, Reward)] == ["first", "last"]
-    assert torn == 0
+    # What was written after the failure is in a segment of its own.
+    assert [read_segment(path) for path in segments(tmp_path / "j")] == [
+        ([Reward("e", "first", 0.0, "s", 0)], 0),
+        ([Reward("e", "last", 2.0, "s", 2)], 0),
+    ]
+
+
+class _FullDisk:
+    """Stands in for `os.pwrite`: takes so many bytes of the first write, and fails from then on."""
+
+    def __init__(self, taken_bytes: int, error: BaseException | None = None) -> None:
+        self._left_bytes, self._error = taken_bytes, error or OSError(28, "No space left on device")
+        self._write = os.pwrite
+
+    def __call__(self, fd: int, data: Any, offset: int, /) -> int:
+        self.look()
+        if not self._left_bytes:
+            raise self._error
+        taken_bytes, self._left_bytes = self._left_bytes, 0
+        return self._write(fd, data[:taken_bytes], offset)
+
+    def look(self) -> None:
+        """Called in the middle of the append."""
+
+
+class _ReadWhileFull(_FullDisk):
+    """A disk whose store is taken in before each write."""
+
+    def __init__(self, taken_bytes: int, store: Path) -> None:
+        super().__init__(taken_bytes)
+        self._store = store
+
+    def look(self) -> None:
+        take_in(self._store)
+
+
+def take_in(path: Path) -> list[int]:
+    """Takes the journal of a store in; the numbers of all its rewards."""
+    with TraceStore.open(path) as store:
+        store.take_in()
+        return [number for (number,) in store.sql("SELECT created_ns FROM rewards ORDER BY ALL")]
+
+
+def refuse_to_cut(fd: int, size: int) -> None:
+    raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize("truncates", [True, False])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_reader_at_any_moment_of_a_failing_append_keeps_every_acknowledged_record_once_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, truncates: bool
+) -> None:
+    refused = [reward(number) for number in range(100, 100 + count)]
+    line_bytes = len(line_of(refused[0]))
+    around_ends = [line_bytes * number + by for number in range(count + 1) for by in (-1, 0, 1)]
+    for cut in [cut for cut in (*around_ends, line_bytes // 2) if 0 <= cut < line_bytes * count]:
+        path = tmp_path / f"{cut}" / "s.duckdb"
+        path.parent.mkdir()
+        journal = Journal(journal_of(path))
+        journal.append(reward(10))
+        journal.sync()
+        with monkeypatch.context() as full:
+            full.setattr(os, "pwrite", _ReadWhileFull(cut, path))
+            if not truncates:
+                full.setattr(os, "ftruncate", refuse_to_cut)
+            with pytest.raises(StoreError, match="No space left on device"):
+                journal.append_all(refused)
+        journal.append_all([reward(number) for number in range(11, 18)])
+        journal.sync()
+        take_in(path)
+        journal.append(reward(18))
+        journal.close()
+        assert take_in(path) == list(range(10, 19)), cut
+        assert not segments(journal_of(path))
+
+
+@pytest.mark.parametrize("taken_bytes", [0, 5])
+def test_a_disk_that_stays_full_costs_no_segment_for_each_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken_bytes: int
+) -> None:
+    journal = Journal(tmp_path)
+    for number in range(20):
+        with monkeypatch.context() as full:
+            full.setattr(os, "pwrite", _FullDisk(taken_bytes))
+            with pytest.raises(StoreError, match="No space left on device"):
+                journal.append_all([reward(number), reward(number)])
+        assert len(segments(tmp_path)) <= 1
+    assert len(journal._open_fds()) <= 1
+    journal.append(reward(1))
+    journal.close()
+    assert [read_segment(path) for path in segments(tmp_path)] == [([reward(1)], 0)]
+
+
+def test_records_whose_segment_failed_are_synced_with_those_of_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, inodes = Journal(tmp_path / "j"), list[int]()
+    journal.append(reward(1))
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(os, "pwrite", _FullDisk(9, KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            journal.append(reward(2))
+    journal.append(reward(3))
+    monkeypatch.setattr(os, "fsync", lambda fd: inodes.append(os.fstat(fd).st_ino))
+    journal.sync()
+    assert {path.stat().st_ino for path in (*segments(tmp_path / "j"), tmp_path / "j", tmp_path)} == set(inodes)
+    assert [is_abandoned(path) for path in segments(tmp_path / "j")] == [True, False]
+    journal.close()
+    assert [read_segment(path) for path in segments(tmp_path / "j")] == [([reward(1)], 0), ([reward(3)], 0)]
+
+
+def test_an_append_that_fails_while_a_sync_runs_leaves_the_next_segment_to_the_next_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, inodes = Journal(tmp_path), list[int]()
+    journal.append(reward(1))
+
+    def fail_meanwhile(fd: int) -> None:
+        inodes.append(os.fstat(fd).st_ino)
+        if len(inodes) == 1:
+            with monkeypatch.context() as full:
+                full.setattr(os, "pwrite", _FullDisk(9))
+                with pytest.raises(StoreError, match="No space left on device"):
+                    journal.append(reward(2))
+            journal.append(reward(3))  # as many bytes as the sync covers of the segment before
+
+    monkeypatch.setattr(os, "fsync", fail_meanwhile)
+    journal.sync()
+    assert segments(tmp_path)[1].stat().st_ino not in inodes
+    journal.sync()
+    assert segments(tmp_path)[1].stat().st_ino in inodes
+    journal.close()
 
 
 def test_a_failed_fsync_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

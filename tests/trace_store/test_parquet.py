@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,6 +25,7 @@ from support.sample_spans import START, chain
 
 from trace_store import schema
 from trace_store.errors import StoreError
+from trace_store.journal import Journal
 from trace_store.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from trace_store.migrations import newest_version
 from trace_store.parquet import EXPORTED_TABLES, FILE_TABLES, parquet_to_store, store_to_parquet
@@ -218,9 +219,36 @@ def test_a_manifest_that_is_newer_or_damaged_is_refused(exported: Path, name: st
 @pytest.mark.parametrize("path", ["../s.parquet", "/etc/passwd", "episodes/run=x/../../day=2023-11-14/a-0.parquet"])
 def test_a_path_that_leads_out_of_the_folder_is_refused(exported: Path, path: str) -> None:
     manifest = read_manifest(exported, newest_version())
-    write_manifest(exported, replace(manifest, files=(replace(manifest.table_files("episodes")[0], path=path),)))
+    bad_manifest = replace(manifest, files=(replace(manifest.table_files("episodes")[0], path=path),))
+    with pytest.raises(StoreError, match="which no export writes"):
+        write_manifest(exported, bad_manifest)
+    assert read_manifest(exported, newest_version()) == manifest  # what nobody could read replaces nothing
+    document = json.loads((exported / MANIFEST).read_text())
+    document["files"] = [asdict(file) for file in bad_manifest.files]
+    (exported / MANIFEST).write_text(json.dumps(document))
     with pytest.raises(StoreError, match="which no export writes"):
         folder_to_reader(exported)
+
+
+@pytest.mark.parametrize(
+    "run", ["", ".", "..", "a/b", "a\nb", "\x00", "%2F", "run=x", "*", "é" * 90, " ", "'", '"', "\\"]
+)
+def test_an_export_is_read_again_whatever_a_runs_id_is(exported: Path, tmp_path: Path, run: str) -> None:
+    """An empty one makes no episode any more; stores of before may have it."""
+    path = tmp_path / "odd.duckdb"
+    with TraceStore.open(path) as store:
+        journal = Journal(store.journal_folder)
+        journal.append_all(chain("e1").spans())
+        journal.close()
+        store.take_in()
+        store.sql("UPDATE episodes SET run_id = ?", [run])
+        before = set(read_manifest(exported, newest_version()).files)
+        store_to_parquet(store, exported)
+        expected = store.sql("SELECT episode_id, run_id FROM episodes")
+    assert before < set(read_manifest(exported, newest_version()).files)
+    with folder_to_reader(exported) as reader:
+        ((episode_id, _),) = expected
+        assert reader.sql("SELECT episode_id, run_id FROM episodes WHERE episode_id = ?", [episode_id]) == expected
 
 
 def test_a_link_that_leads_out_of_the_folder_is_refused(exported: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from trace_store.journal import Journal, folder_to_segments, line_of, lines_from
 from trace_store.records import Reward
 from trace_store.store import TraceStore
 
-CALLS = ("open", "rename", "fsync", "close", "pwrite")
+CALLS = ("open", "rename", "fsync", "close", "pwrite", "ftruncate", "unlink")
 
 
 class Killed(BaseException):
@@ -93,9 +93,8 @@ def test_a_writer_that_is_killed_at_any_byte_of_a_roll_over_loses_nothing(
         else:
             break
         finally:
-            for fd in (journal._fd, journal._full_fd) if journal is not None else ():
-                if fd is not None:
-                    os.close(fd)
+            for fd in journal._open_fds() if journal is not None else ():
+                os.close(fd)
         numbers = numbers_in(folder)
         # What `append` returned for survives the kill; of the next record there is all or nothing.
         assert numbers in (list(range(1, appended + 1)), list(range(1, appended + 2)))
@@ -103,6 +102,29 @@ def test_a_writer_that_is_killed_at_any_byte_of_a_roll_over_loses_nothing(
         units += 1
     assert units > 5 * line_bytes
     assert {(2, 1), (2, 2), (4, 2), (4, 3)} <= seen  # before and after each roll-over
+    assert numbers_in(folder) == [1, 2, 3, 4, 5]
+
+
+def test_a_writer_that_is_killed_at_any_byte_of_several_records_leaves_all_of_them_or_none(tmp_path: Path) -> None:
+    units, seen = 0, []
+    while True:
+        folder, journal = tmp_path / f"{units}", None
+        try:
+            with killed_after(units):
+                journal = Journal(folder)
+                journal.append_all([reward(1), reward(2)])
+                journal.append_all([reward(3), reward(4), reward(5)])
+        except Killed:
+            pass
+        else:
+            break
+        finally:
+            for fd in journal._open_fds() if journal is not None else ():
+                os.close(fd)
+        seen.append(numbers_in(folder))
+        units += 1
+    assert seen == sorted(seen)  # more and more of them
+    assert list(map(list, dict.fromkeys(map(tuple, seen)))) == [[], [1, 2]]
     assert numbers_in(folder) == [1, 2, 3, 4, 5]
 
 

@@ -43,7 +43,7 @@ from marft_bridge.serving.model_versions import bases_to_versions
 from marft_bridge.serving.placement import Placement
 from marft_bridge.serving.served_bases import ServedBases, serve_bases
 from trace_store.files import open_to_read
-from trace_store.journal import folder_to_segments, lock_if_abandoned
+from trace_store.journal import finished_lines, folder_to_segments, lock_if_abandoned
 
 WAIT_S = 0.5  # that an exchange waits for a change, at most
 CHUNK_BYTES = 4 * 2**20  # bytes of one report, or one line where that is longer
@@ -179,7 +179,7 @@ class Worker:
                 read = file.read(CHUNK_BYTES)
                 if b"\n" not in read:
                     read += file.readline()
-                lines = read[: read.rfind(b"\n") + 1]
+                lines = finished_lines(read)
                 end = offset - begin + len(lines)
                 return lines, is_last and end >= os.fstat(file.fileno()).st_size
         return b"", True
