@@ -7,6 +7,7 @@ process group and no other process.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -200,6 +201,7 @@ def go_on_after_losses(
         if lost > MAX_LOSSES:
             raise TrainError(f"{loss}, the {lost}th loss without an update in between; {_RESUME_HINT}")
         notify(f"{loss}; going on from the last update with another one in its place")
+        gc.collect()  # a trainer and those who report to it hold each other, and the models with them
         give_back_card_memory()
 
 

@@ -8,11 +8,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
 import socket
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from support.learner_rig import OPTIONS, trained
 from support.paths import ROOT
 from support.school_rig import School, learned, school_in
@@ -38,6 +41,7 @@ from trainers.common.files import weights_to_sha256
 from trainers.config import TrainerOptions
 from trainers.errors import LostProcessError, TrainError
 from trainers.learners.group import connect_to, interface_of, listen_at
+from trainers.marft import MarftTrainer
 from trainers.policies.adapter_learner import AdapterLearner
 
 pytestmark = pytest.mark.timeout(900)
@@ -130,6 +134,33 @@ def test_a_cluster_without_room_for_another_names_who_was_lost() -> None:
         Runs((1, LOST), (0, ClusterError("no room"))).go_on()
     with pytest.raises(ClusterError, match=r"^no room$"):
         Runs((0, ClusterError("no room"))).go_on()
+
+
+def test_the_models_of_a_lost_try_are_gone_before_the_next_one_begins(tmp_path: Path) -> None:
+    """Else the next try's models would not fit beside them. Trainer and progress hold each other, as in `train`."""
+    model = save_tiny_llama(tmp_path / "model")
+    embeddings: list[weakref.ref[torch.Tensor]] = []
+    living: list[bool] = []
+
+    class Training:
+        def __init__(self) -> None:
+            self.trainer = MarftTrainer(TrainerOptions(), model, ["a"], seed=0, progress=self.show)
+            embeddings.append(weakref.ref(self.trainer.policies.model.peft.get_input_embeddings().weight))
+
+        def show(self, *figures: Any) -> None: ...
+
+    def train() -> None:
+        living.extend(embedding() is not None for embedding in embeddings)
+        if not embeddings:
+            Training()
+            raise LostLearnerError("learner 1 of 2 died")
+
+    gc.disable()
+    try:
+        go_on_after_losses(train, lambda: 0, lambda line: None)
+    finally:
+        gc.enable()
+    assert living == [False]
 
 
 def test_an_error_of_a_learner_itself_is_not_tried_again() -> None:
