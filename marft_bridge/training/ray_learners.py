@@ -142,6 +142,8 @@ class RayLearners:
     def first_end(self) -> LearnerEnd | None:
         """Which of them died, or ended with an error of its own; those that only noticed it count last."""
         deadline, witness = time.monotonic() + _NOTICE_S, None
+        errors = self._ray.exceptions
+        deaths = (errors.RayActorError, errors.NodeDiedError, errors.WorkerCrashedError, errors.OutOfMemoryError)
         pending = [follower for follower in self._followers if follower.end_ref is not None]
         while pending and time.monotonic() < deadline:
             ready, _ = self._ray.wait([f.end_ref for f in pending], num_returns=1, timeout=1.0)
@@ -149,8 +151,12 @@ class RayLearners:
                 pending.remove(follower)
                 try:
                     failure = self._ray.get(follower.end_ref)
-                except self._ray.exceptions.RayError as error:
+                except errors.RayTaskError as error:  # our own error, which another one would meet again
+                    return LearnerEnd(f"{follower.name} ended: {last_line(error)}")
+                except deaths as error:
                     return LearnerEnd(f"{follower.name} died: {error_to_text(error)}", may_be_replaced=True)
+                except errors.RayError as error:
+                    return LearnerEnd(f"{follower.name} ended: {error_to_text(error)}")
                 if failure is not None and not failure.is_lost:
                     return LearnerEnd(f"{follower.name} ended: {failure.text}")
                 if failure is not None:

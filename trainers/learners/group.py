@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from trainers.common.workers import Workers, meeting
 
@@ -132,3 +133,12 @@ def leave_group() -> None:
     """Leaves the process group, if one was joined."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def break_off_group() -> None:
+    """Closes the connections to the others, whatever is still under way, so that none of them waits for this process.
+
+    `leave_group` may wait for them by NCCL. Does nothing where no group was joined, or it was left.
+    """
+    if dist.is_initialized():
+        distributed_c10d._abort_process_group()  # torch's public calls may wait for the others, too
