@@ -40,9 +40,9 @@ class ChildLearners:
         self._folder = Path(tempfile.mkdtemp(prefix="marft-learners-"))
 
     def start(self) -> None:
-        """Starts the processes, which import what they need and wait."""
+        """Starts the processes, which import what they need and wait until `join` calls them."""
         for rank in range(1, self._count):
-            self._guards.append(_start_process(_meeting_place(self._folder), rank, self._count, log=self._log_of(rank)))
+            self._guards.append(_start_process(self._folder, rank, self._count, log=self._log_of(rank)))
 
     def join(self) -> None:
         """Joins them in one process group, as its first process."""
@@ -52,7 +52,8 @@ class ChildLearners:
             assert guard.stdout is not None
             if guard.stdout.readline() != learner_process.READY:
                 raise LostProcessError("a learner did not start")
-        join_group(0, self._count, meeting_place=_meeting_place(self._folder))
+        learner_process.call_in(self._folder).touch()
+        join_group(0, self._count, meeting_place=learner_process.meeting_place_in(self._folder))
 
     def end(self) -> None:
         """Ends them; returns when they are gone."""
@@ -78,14 +79,10 @@ class ChildLearners:
         return None
 
 
-def _meeting_place(folder: Path) -> str:
-    return f"file://{folder / 'group'}"
-
-
-def _start_process(meeting_place: str, rank: int, count: int, *, log: Path) -> subprocess.Popen[bytes]:
+def _start_process(folder: Path, rank: int, count: int, *, log: Path) -> subprocess.Popen[bytes]:
     """A learner's process, below a guard that ends it with this one."""
     python_path = [str(Path(__file__).parents[2]), *filter(None, sys.path)]  # the same code, and the user's estimator
-    argv = [sys.executable, "-P", "-m", learner_process.__name__, meeting_place, str(rank), str(count)]
+    argv = [sys.executable, "-P", "-m", learner_process.__name__, str(folder), str(rank), str(count)]
     descriptor = open_to_write(log)
     try:
         os.truncate(descriptor, 0)

@@ -7,22 +7,29 @@ another order. Between two runs with as many learners nothing differs.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import impatient_learner
 from support.learner_rig import OPTIONS, TOML, trained
 from support.paths import ROOT
 from support.school_rig import School, learned, school_in
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.runs.run_folder import RunFolder, read_metrics
+from marft_bridge.training import learner_process
+from marft_bridge.training.child_learners import ChildLearners
 from marft_bridge.training.torchrun_learners import count_learners, torchrun_rank
 from trainers.errors import TrainError
+from trainers.learners import group
 from trainers.policies.adapter_learner import AdapterLearner
 
 pytestmark = pytest.mark.timeout(600)
@@ -105,6 +112,27 @@ def test_a_learner_that_dies_in_an_update_is_one_line_and_the_run_goes_on_from_i
             assert {episode.episode_id for episode in store.episodes(run_id="train", round=2)} == episodes
     expected, actual = learned(two), learned(killed)
     assert [name for name in expected if expected[name] != actual.get(name)] == []
+
+
+@pytest.mark.slow
+def test_a_learner_that_is_ready_waits_for_the_command_longer_than_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model server may take longer to start than any learner may wait for another."""
+    monkeypatch.setattr(learner_process, "__name__", impatient_learner.__name__)
+    monkeypatch.setattr(group, "_PATIENCE", timedelta(seconds=60))
+    learners = ChildLearners(2, lambda rank: tmp_path / f"learner-{rank}.log")
+    try:
+        learners.start()
+        (guard,) = learners._guards
+        select.select([guard.stdout], [], [])  # until it says that it is ready
+        time.sleep(impatient_learner.PATIENCE_S + 2)
+        assert guard.poll() is None
+        learners.join()
+        assert guard.wait(60) == 0
+    finally:
+        learners.end()
+        group.leave_group()
 
 
 @pytest.mark.parametrize(
