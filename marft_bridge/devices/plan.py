@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from marft_bridge.common.errors import ServingError
+from marft_bridge.config.learner_cards import cards_to_fault
 from marft_bridge.config.serve import ENGINE_RANKS, ServeOptions
 from marft_bridge.devices.machine import Card, Machine
 from trainers.common.byte_text import bytes_to_text
@@ -276,6 +277,9 @@ def _choose_learner_cards(
     if trainer is None:
         return ()
     if trainer.devices is not None:
+        # torchrun may have started more learners than the options know of, which were checked without it
+        if (fault := cards_to_fault(len(trainer.devices), trainer.learners)) is not None:
+            raise ServingError(fault)
         return trainer.devices
     taken = {number for devices, _ in chosen for number in devices}
     free = [number for number in range(len(machine.cards)) if number not in taken]
