@@ -322,8 +322,9 @@ def _plan_engine(
     options = need.options
     sized = options.gpu_memory_utilization is not None or options.kv_cache_gib is not None
     if neighbours and not sized:
+        shared = min(number for _, cards, _ in neighbours for number in cards if number in devices)
         raise ServingError(
-            f"several model servers share card {devices[0]}: give each its share with "
+            f"several model servers share card {shared}: give each its share with "
             f"{need.table}.gpu_memory_utilization, or cards of its own with {need.table}.devices"
         )
     unknown = need.shape is None or (shares_with_trainer and trainer is not None and trainer.peak is None)
