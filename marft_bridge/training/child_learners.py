@@ -67,16 +67,25 @@ class ChildLearners:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def first_end(self) -> LearnerEnd | None:
-        """Which of them has ended, with the last line that it said."""
-        deadline = time.monotonic() + _END_S
+        """Which of them has ended, with the last line that it said; those that only noticed it count last."""
+        deadline, witness = time.monotonic() + _END_S, None
         while time.monotonic() < deadline:
-            for rank, guard in enumerate(self._guards, start=1):
-                if (code := guard.poll()) is not None:
-                    said = last_lines(self._log_of(rank), 1)
-                    reason = f": {said[0].removeprefix(f'learner {rank}: ')}" if said else ""
-                    return LearnerEnd(f"learner {rank} of {self._count} ended with exit code {code}{reason}")
+            polled = {rank: guard.poll() for rank, guard in enumerate(self._guards, start=1)}
+            codes = {rank: code for rank, code in polled.items() if code is not None}
+            for rank, code in codes.items():
+                if code != learner_process.LOST:
+                    return self._to_end(rank, code)
+            if witness is None and codes:
+                witness = next(iter(codes))
+            if len(codes) == len(self._guards):
+                break
             time.sleep(0.05)
-        return None
+        return None if witness is None else self._to_end(witness, learner_process.LOST)
+
+    def _to_end(self, rank: int, code: int) -> LearnerEnd:
+        said = last_lines(self._log_of(rank), 1)
+        reason = f": {said[0].removeprefix(f'learner {rank}: ')}" if said else ""
+        return LearnerEnd(f"learner {rank} of {self._count} ended with exit code {code}{reason}")
 
 
 def _start_process(folder: Path, rank: int, count: int, *, log: Path) -> subprocess.Popen[bytes]:

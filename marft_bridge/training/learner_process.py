@@ -19,11 +19,13 @@ from marft_bridge.common.errors import USER_ERRORS
 from marft_bridge.common.printable import text_to_line
 
 READY = b"ready\n"
+LOST = 3  # the exit code where another process had ended; Python's own are 1 and 2
 _LOOK_S = 0.1
 
 
 def main(folder: Path, rank: int, count: int) -> int:
-    """Returns the exit code: 0 when the command let go, 1 when something went wrong."""
+    """Returns the exit code: 0 when the command let go, `LOST` when another process had ended, 1 for other errors."""
+    from trainers.errors import LostProcessError
     from trainers.learners.follower import follow
     from trainers.learners.group import join_group, leave_group
 
@@ -36,7 +38,7 @@ def main(folder: Path, rank: int, count: int) -> int:
         follow()
     except USER_ERRORS as error:
         sys.stderr.write(f"learner {rank}: {text_to_line(str(error))}\n")
-        return 1
+        return LOST if isinstance(error, LostProcessError) else 1
     leave_group()
     return 0
 

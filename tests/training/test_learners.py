@@ -25,8 +25,10 @@ from support.school_rig import School, learned, school_in
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.runs.run_folder import RunFolder, read_metrics
-from marft_bridge.training import learner_process
+from marft_bridge.serving import process_guard
+from marft_bridge.training import child_learners, learner_process
 from marft_bridge.training.child_learners import ChildLearners
+from marft_bridge.training.learner_process import LOST
 from marft_bridge.training.torchrun_learners import count_learners, torchrun_rank
 from trainers.errors import TrainError
 from trainers.learners import group
@@ -133,6 +135,40 @@ def test_a_learner_that_is_ready_waits_for_the_command_longer_than_for_the_other
     finally:
         learners.end()
         group.leave_group()
+
+
+@pytest.mark.parametrize(
+    ("exits", "end"),
+    [
+        ([(0, LOST), (0, 1)], "learner 2 of 3 ended with exit code 1: said by 2"),
+        ([(0, LOST), (1, -9)], "learner 2 of 3 ended with exit code 137: said by 2"),  # the witness is heard first
+        ([(0, 1), (0, LOST)], "learner 1 of 3 ended with exit code 1: said by 1"),
+        ([(0, LOST), (60, 0)], f"learner 1 of 3 ended with exit code {LOST}: said by 1"),
+        ([(60, 0), (60, 0)], None),
+    ],
+    ids=["an error of its own", "killed later", "the first", "a lost connection", "nobody"],
+)
+def test_the_learner_that_failed_is_named_before_those_that_noticed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exits: list[tuple[float, int]], end: str | None
+) -> None:
+    """Processes that sleep for some seconds and end with a code, or by a signal, stand for the learners."""
+    is_waited_for = end is None or f"code {LOST}" in end
+    monkeypatch.setattr(child_learners, "_END_S", 1.0 if is_waited_for else 30.0)
+    learners = ChildLearners(3, lambda rank: tmp_path / f"learner-{rank}.log")
+    for rank, (seconds, code) in enumerate(exits, start=1):
+        (tmp_path / f"learner-{rank}.log").write_text(f"learner {rank}: said by {rank}\n")
+        last = f"os.kill(os.getpid(), {-code})" if code < 0 else f"sys.exit({code})"
+        program = [sys.executable, "-c", f"import os, sys, time; time.sleep({seconds}); {last}"]
+        guard = [sys.executable, "-I", "-S", str(Path(process_guard.__file__)), "--", *program]
+        learners._guards.append(subprocess.Popen(guard, stdin=subprocess.PIPE))
+    try:
+        if exits[0][0] == 0:
+            learners._guards[0].wait(60)
+        found = learners.first_end()
+        assert (None if found is None else found.text) == end
+        assert found is None or not found.may_be_replaced
+    finally:
+        learners.end()
 
 
 @pytest.mark.parametrize(
