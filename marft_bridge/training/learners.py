@@ -191,7 +191,7 @@ def go_on_after_losses(
         except LostLearnerError as error:
             loss = str(error)  # not the error itself, which holds the lost trainer's models
         except ClusterError as error:
-            if not loss:
+            if not loss or count_updates() > updates:  # the place of whoever was lost was filled
                 raise
             raise ClusterError(f"{loss}; {error}; {_RESUME_HINT}") from error
         else:

@@ -134,9 +134,11 @@ def test_losses_without_an_update_in_between_end_the_command() -> None:
     assert len(runs.lines) == MAX_LOSSES
 
 
-def test_a_cluster_without_room_for_another_names_who_was_lost() -> None:
+def test_a_cluster_without_room_for_another_names_who_was_lost_and_a_later_error_does_not() -> None:
     with pytest.raises(ClusterError, match=r"^learner 1 of 2 .* of a cold; no room; the round's episodes are kept"):
         Runs((1, LOST), (0, ClusterError("no room"))).go_on()
+    with pytest.raises(ClusterError, match=r"^a worker lacks the code$"):
+        Runs((1, LOST), (2, ClusterError("a worker lacks the code"))).go_on()  # whoever was lost had been replaced
     with pytest.raises(ClusterError, match=r"^no room$"):
         Runs((0, ClusterError("no room"))).go_on()
 
