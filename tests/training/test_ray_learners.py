@@ -195,9 +195,9 @@ def test_the_leader_hears_at_once_that_a_learner_failed_whose_process_lives_on(
             failed = time.monotonic()
             with pytest.raises(LostProcessError):
                 group.workers_on("cpu").add([1.0])
+            assert time.monotonic() - failed < 60  # a busy machine; the patience is three times as much
             with pytest.raises(LostProcessError):
                 calls.send("update", {})
-            assert time.monotonic() - failed < 60  # a busy machine; the patience is three times as much
             assert b"Failure(text='out of memory beside Calls', is_lost=False)" in follower.stdout.readline()
             assert follower.poll() is None
         finally:
