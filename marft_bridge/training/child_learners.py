@@ -44,6 +44,10 @@ class ChildLearners:
         for rank in range(1, self._count):
             self._guards.append(_start_process(self._folder, rank, self._count, log=self._log_of(rank)))
 
+    def count_sharers(self) -> list[int]:
+        """All are on this machine."""
+        return [self._count] * self._count
+
     def join(self) -> None:
         """Joins them in one process group, as its first process."""
         from trainers.learners.group import join_group

@@ -48,6 +48,9 @@ class Followers(Protocol):
     def start(self) -> None:
         """Starts them; they get ready meanwhile."""
 
+    def count_sharers(self) -> list[int]:
+        """By rank, how many learners are on the machine of each, this process as the first; once they are started."""
+
     def join(self) -> None:
         """Waits until they are ready, and makes this process the first of their process group.
 
@@ -111,7 +114,7 @@ class Learners:
 
         if self._calls is None:
             self._calls = _join(self._followers)
-        options = to_own_system(options, self._devices)
+        options, sharers = to_own_system(options, self._devices), self._followers.count_sharers()
         say_build(
             self._calls,
             options,
@@ -120,12 +123,12 @@ class Learners:
             seed=seed,
             lineage=lineage,
             devices=self._devices,
+            sharers=sharers,
             checkpoint=checkpoint,
             start=start,
         )
-        trainer = LeadingTrainer(
-            options, model_dirs, agents, workers=workers_on(self._devices[0]), calls=self._calls, **here
-        )
+        workers = workers_on(self._devices[0], sharers)
+        trainer = LeadingTrainer(options, model_dirs, agents, workers=workers, calls=self._calls, **here)
         return _begun(trainer, start)
 
     def end(self, *, is_done: bool) -> None:

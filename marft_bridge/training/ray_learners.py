@@ -97,20 +97,23 @@ class RayLearners:
             follower.location = location
             follower.name = f"{follower.name} ({location.process})"
         self._refuse_taken_cards()
-        hosts = Counter(follower.location.host for follower in self._followers if follower.location is not None)
-        hosts[self._host] += 1
-        needs = self._needs()
+        sharers, needs = self.count_sharers(), self._needs()
         refs = [
-            (follower, follower.actor.check.remote(needs, self._devices[follower.rank], hosts[follower.location.host]))
+            (follower, follower.actor.check.remote(needs, self._devices[follower.rank], sharers[follower.rank]))
             for follower in self._followers
-            if follower.location is not None
         ]
         self._refuse_failed(refs)
-        machines = len(set(hosts))
+        machines = len({self._host, *(f.location.host for f in self._followers if f.location is not None)})
         self._notify(
             f"learners: {count} on Ray, {self._options.address or 'on this machine'}, beside this process, on "
             f"{machines} machine{'s' if machines > 1 else ''}"
         )
+
+    def count_sharers(self) -> list[int]:
+        """By rank; machines are told apart by their addresses in the cluster."""
+        hosts = [self._host, *(f.location.host for f in self._followers if f.location is not None)]
+        counts = Counter(hosts)
+        return [counts[host] for host in hosts]
 
     def join(self) -> None:
         """Is met by them at this machine's address, and joins them as the first.

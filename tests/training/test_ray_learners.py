@@ -194,7 +194,7 @@ def test_the_leader_hears_at_once_that_a_learner_failed_whose_process_lives_on(
             assert follower.stdout.readline() == b"failing\n"
             failed = time.monotonic()
             with pytest.raises(LostProcessError):
-                group.workers_on("cpu").add([1.0])
+                group.workers_on("cpu", [2, 2]).add([1.0])
             assert time.monotonic() - failed < 60  # a busy machine; the patience is three times as much
             with pytest.raises(LostProcessError):
                 calls.send("update", {})
@@ -279,6 +279,16 @@ def test_who_died_is_named_before_who_noticed_it_and_only_the_dead_are_replaced(
     monkeypatch: pytest.MonkeyPatch, answers: list[Any], end: LearnerEnd | None
 ) -> None:
     assert learners_with_ends(monkeypatch, *answers).first_end() == end
+
+
+def test_learners_are_counted_by_the_machine_whose_memory_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    learners = learners_with_ends(monkeypatch, None, None, None)
+    assert learners.count_sharers() == [4, 4, 4, 4]
+    for follower in learners._followers[1:]:
+        follower.location = Location("10.0.0.2", "other, process 1", ())
+    assert learners.count_sharers() == [2, 2, 2, 2]
+    learners._followers[2].location = Location("10.0.0.3", "third, process 1", ())
+    assert learners.count_sharers() == [2, 2, 1, 1]
 
 
 def test_a_card_of_this_machine_that_the_command_uses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

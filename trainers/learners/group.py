@@ -10,6 +10,7 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -124,9 +125,14 @@ def _join(rank: int, count: int, **meeting_place: Any) -> None:
         dist.init_process_group(backend, rank=rank, world_size=count, timeout=_PATIENCE, **meeting_place)
 
 
-def workers_on(device: str) -> Workers:
-    """This process among those of the group that it has joined, computing on `device`."""
-    return Workers(dist.get_rank(), dist.get_world_size(), torch.device(device))
+def workers_on(device: str, sharers: Sequence[int]) -> Workers:
+    """This process among those of the group that it has joined, computing on `device`.
+
+    Args:
+        sharers: by rank, how many processes of the group share the machine that each is on.
+    """
+    rank = dist.get_rank()
+    return Workers(rank, dist.get_world_size(), torch.device(device), sharers=sharers[rank])
 
 
 def leave_group() -> None:
