@@ -24,6 +24,7 @@ from marft_bridge.config.compare import CompareOptions
 from marft_bridge.config.fallback import FallbackOptions
 from marft_bridge.config.graph_runs import RunConfig, RunContext
 from marft_bridge.config.league import LeagueOptions
+from marft_bridge.config.learner_cards import cards_to_fault
 from marft_bridge.config.loggers import LOGGERS, AnyLogger
 from marft_bridge.config.models import ModelName, ModelOptions, OtherModelOptions, refuse_unservable
 from marft_bridge.config.progress import PROGRESS, ProgressOptions
@@ -425,18 +426,14 @@ class BridgeConfig(_Options):
 
     def _learners_have_a_card_each(self) -> None:
         devices, learners = self.train.devices, self.learners_here
-        if devices is None or len(devices) == learners:
+        if devices is None or (fault := cards_to_fault(len(devices), learners)) is None:
             return
-        count = len(devices)
         if learners < self.train.learners:
             raise ValueError(
-                f"train.devices names {count} cards, but one learner is on this machine, and Ray places the others: "
-                "name one"
+                f"train.devices names {len(devices)} cards, but one learner is on this machine, and Ray places the "
+                "others: name one"
             )
-        raise ValueError(
-            f"train.devices names {count} card{'s' if count > 1 else ''} for {learners} "
-            f"learner{'s' if learners > 1 else ''}, and each has one: set learners = {count}, or name {learners}"
-        )
+        raise ValueError(fault)
 
     def _rewards_fit_together(self) -> None:
         has_function = self.graph.reward is not None

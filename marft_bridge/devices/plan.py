@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from marft_bridge.common.errors import ServingError
+from marft_bridge.config.learner_cards import cards_to_fault
 from marft_bridge.config.serve import ENGINE_RANKS, ServeOptions
 from marft_bridge.devices.machine import Card, Machine
 from trainers.common.byte_text import bytes_to_text
@@ -276,6 +277,9 @@ def _choose_learner_cards(
     if trainer is None:
         return ()
     if trainer.devices is not None:
+        # torchrun may have started more learners than the options know of, which were checked without it
+        if (fault := cards_to_fault(len(trainer.devices), trainer.learners)) is not None:
+            raise ServingError(fault)
         return trainer.devices
     taken = {number for devices, _ in chosen for number in devices}
     free = [number for number in range(len(machine.cards)) if number not in taken]
@@ -318,8 +322,9 @@ def _plan_engine(
     options = need.options
     sized = options.gpu_memory_utilization is not None or options.kv_cache_gib is not None
     if neighbours and not sized:
+        shared = min(number for _, cards, _ in neighbours for number in cards if number in devices)
         raise ServingError(
-            f"several model servers share card {devices[0]}: give each its share with "
+            f"several model servers share card {shared}: give each its share with "
             f"{need.table}.gpu_memory_utilization, or cards of its own with {need.table}.devices"
         )
     unknown = need.shape is None or (shares_with_trainer and trainer is not None and trainer.peak is None)

@@ -40,9 +40,13 @@ class ChildLearners:
         self._folder = Path(tempfile.mkdtemp(prefix="marft-learners-"))
 
     def start(self) -> None:
-        """Starts the processes, which import what they need and wait."""
+        """Starts the processes, which import what they need and wait until `join` calls them."""
         for rank in range(1, self._count):
-            self._guards.append(_start_process(_meeting_place(self._folder), rank, self._count, log=self._log_of(rank)))
+            self._guards.append(_start_process(self._folder, rank, self._count, log=self._log_of(rank)))
+
+    def count_sharers(self) -> list[int]:
+        """All are on this machine."""
+        return [self._count] * self._count
 
     def join(self) -> None:
         """Joins them in one process group, as its first process."""
@@ -52,7 +56,8 @@ class ChildLearners:
             assert guard.stdout is not None
             if guard.stdout.readline() != learner_process.READY:
                 raise LostProcessError("a learner did not start")
-        join_group(0, self._count, meeting_place=_meeting_place(self._folder))
+        learner_process.call_in(self._folder).touch()
+        join_group(0, self._count, meeting_place=learner_process.meeting_place_in(self._folder))
 
     def end(self) -> None:
         """Ends them; returns when they are gone."""
@@ -66,26 +71,31 @@ class ChildLearners:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def first_end(self) -> LearnerEnd | None:
-        """Which of them has ended, with the last line that it said."""
-        deadline = time.monotonic() + _END_S
+        """Which of them has ended, with the last line that it said; those that only noticed it count last."""
+        deadline, witness = time.monotonic() + _END_S, None
         while time.monotonic() < deadline:
-            for rank, guard in enumerate(self._guards, start=1):
-                if (code := guard.poll()) is not None:
-                    said = last_lines(self._log_of(rank), 1)
-                    reason = f": {said[0].removeprefix(f'learner {rank}: ')}" if said else ""
-                    return LearnerEnd(f"learner {rank} of {self._count} ended with exit code {code}{reason}")
+            polled = {rank: guard.poll() for rank, guard in enumerate(self._guards, start=1)}
+            codes = {rank: code for rank, code in polled.items() if code is not None}
+            for rank, code in codes.items():
+                if code != learner_process.LOST:
+                    return self._to_end(rank, code)
+            if witness is None and codes:
+                witness = next(iter(codes))
+            if len(codes) == len(self._guards):
+                break
             time.sleep(0.05)
-        return None
+        return None if witness is None else self._to_end(witness, learner_process.LOST)
+
+    def _to_end(self, rank: int, code: int) -> LearnerEnd:
+        said = last_lines(self._log_of(rank), 1)
+        reason = f": {said[0].removeprefix(f'learner {rank}: ')}" if said else ""
+        return LearnerEnd(f"learner {rank} of {self._count} ended with exit code {code}{reason}")
 
 
-def _meeting_place(folder: Path) -> str:
-    return f"file://{folder / 'group'}"
-
-
-def _start_process(meeting_place: str, rank: int, count: int, *, log: Path) -> subprocess.Popen[bytes]:
+def _start_process(folder: Path, rank: int, count: int, *, log: Path) -> subprocess.Popen[bytes]:
     """A learner's process, below a guard that ends it with this one."""
     python_path = [str(Path(__file__).parents[2]), *filter(None, sys.path)]  # the same code, and the user's estimator
-    argv = [sys.executable, "-P", "-m", learner_process.__name__, meeting_place, str(rank), str(count)]
+    argv = [sys.executable, "-P", "-m", learner_process.__name__, str(folder), str(rank), str(count)]
     descriptor = open_to_write(log)
     try:
         os.truncate(descriptor, 0)

@@ -100,15 +100,17 @@ class LearnerActor:
         """Joins the group and follows until the command lets go; why it ended before, or None."""
         from trainers.errors import LostProcessError
         from trainers.learners.follower import follow
-        from trainers.learners.group import join_group_at, leave_group
+        from trainers.learners.group import break_off_group, join_group_at, leave_group
 
         assert self._store is not None
         try:
             join_group_at(rank, count, store=self._store, own_host=self._host)
             follow()
+            leave_group()
         except USER_ERRORS as error:
             return Failure(str(error), isinstance(error, LostProcessError))
-        leave_group()
+        finally:
+            break_off_group()  # Ray keeps this process, whose open connections the others would wait for
         return None
 
 

@@ -7,6 +7,7 @@ process group and no other process.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -46,6 +47,9 @@ class Followers(Protocol):
 
     def start(self) -> None:
         """Starts them; they get ready meanwhile."""
+
+    def count_sharers(self) -> list[int]:
+        """By rank, how many learners are on the machine of each, this process as the first; once they are started."""
 
     def join(self) -> None:
         """Waits until they are ready, and makes this process the first of their process group.
@@ -110,7 +114,7 @@ class Learners:
 
         if self._calls is None:
             self._calls = _join(self._followers)
-        options = to_own_system(options, self._devices)
+        options, sharers = to_own_system(options, self._devices), self._followers.count_sharers()
         say_build(
             self._calls,
             options,
@@ -119,12 +123,12 @@ class Learners:
             seed=seed,
             lineage=lineage,
             devices=self._devices,
+            sharers=sharers,
             checkpoint=checkpoint,
             start=start,
         )
-        trainer = LeadingTrainer(
-            options, model_dirs, agents, workers=workers_on(self._devices[0]), calls=self._calls, **here
-        )
+        workers = workers_on(self._devices[0], sharers)
+        trainer = LeadingTrainer(options, model_dirs, agents, workers=workers, calls=self._calls, **here)
         return _begun(trainer, start)
 
     def end(self, *, is_done: bool) -> None:
@@ -190,7 +194,7 @@ def go_on_after_losses(
         except LostLearnerError as error:
             loss = str(error)  # not the error itself, which holds the lost trainer's models
         except ClusterError as error:
-            if not loss:
+            if not loss or count_updates() > updates:  # the place of whoever was lost was filled
                 raise
             raise ClusterError(f"{loss}; {error}; {_RESUME_HINT}") from error
         else:
@@ -200,6 +204,7 @@ def go_on_after_losses(
         if lost > MAX_LOSSES:
             raise TrainError(f"{loss}, the {lost}th loss without an update in between; {_RESUME_HINT}")
         notify(f"{loss}; going on from the last update with another one in its place")
+        gc.collect()  # a trainer and those who report to it hold each other, and the models with them
         give_back_card_memory()
 
 

@@ -97,20 +97,23 @@ class RayLearners:
             follower.location = location
             follower.name = f"{follower.name} ({location.process})"
         self._refuse_taken_cards()
-        hosts = Counter(follower.location.host for follower in self._followers if follower.location is not None)
-        hosts[self._host] += 1
-        needs = self._needs()
+        sharers, needs = self.count_sharers(), self._needs()
         refs = [
-            (follower, follower.actor.check.remote(needs, self._devices[follower.rank], hosts[follower.location.host]))
+            (follower, follower.actor.check.remote(needs, self._devices[follower.rank], sharers[follower.rank]))
             for follower in self._followers
-            if follower.location is not None
         ]
         self._refuse_failed(refs)
-        machines = len(set(hosts))
+        machines = len({self._host, *(f.location.host for f in self._followers if f.location is not None)})
         self._notify(
             f"learners: {count} on Ray, {self._options.address or 'on this machine'}, beside this process, on "
             f"{machines} machine{'s' if machines > 1 else ''}"
         )
+
+    def count_sharers(self) -> list[int]:
+        """By rank; machines are told apart by their addresses in the cluster."""
+        hosts = [self._host, *(f.location.host for f in self._followers if f.location is not None)]
+        counts = Counter(hosts)
+        return [counts[host] for host in hosts]
 
     def join(self) -> None:
         """Is met by them at this machine's address, and joins them as the first.
@@ -142,6 +145,8 @@ class RayLearners:
     def first_end(self) -> LearnerEnd | None:
         """Which of them died, or ended with an error of its own; those that only noticed it count last."""
         deadline, witness = time.monotonic() + _NOTICE_S, None
+        errors = self._ray.exceptions
+        deaths = (errors.RayActorError, errors.NodeDiedError, errors.WorkerCrashedError, errors.OutOfMemoryError)
         pending = [follower for follower in self._followers if follower.end_ref is not None]
         while pending and time.monotonic() < deadline:
             ready, _ = self._ray.wait([f.end_ref for f in pending], num_returns=1, timeout=1.0)
@@ -149,8 +154,12 @@ class RayLearners:
                 pending.remove(follower)
                 try:
                     failure = self._ray.get(follower.end_ref)
-                except self._ray.exceptions.RayError as error:
+                except errors.RayTaskError as error:  # our own error, which another one would meet again
+                    return LearnerEnd(f"{follower.name} ended: {last_line(error)}")
+                except deaths as error:
                     return LearnerEnd(f"{follower.name} died: {error_to_text(error)}", may_be_replaced=True)
+                except errors.RayError as error:
+                    return LearnerEnd(f"{follower.name} ended: {error_to_text(error)}")
                 if failure is not None and not failure.is_lost:
                     return LearnerEnd(f"{follower.name} ended: {failure.text}")
                 if failure is not None:

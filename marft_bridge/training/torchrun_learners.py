@@ -76,6 +76,10 @@ class TorchrunLearners:
     def start(self) -> None:
         """Nothing: torchrun has started them."""
 
+    def count_sharers(self) -> list[int]:
+        """All are on this machine."""
+        return [self._count] * self._count
+
     def join(self) -> None:
         """Joins them."""
         from trainers.learners.group import join_group

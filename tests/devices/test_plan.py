@@ -2,6 +2,8 @@
 
 - On unlike cards the fraction is what the card allows of which the smallest part is free, and the cache is sized by the
   smallest card; equal cards are planned as one. Where no fraction serves all, it is refused with the numbers of both.
+- Servers that share a card without a share of their own are refused with that card's number.
+- Every learner has a card of its own, whoever says how many there are.
 """
 
 from __future__ import annotations
@@ -134,3 +136,23 @@ def test_a_model_is_split_over_more_cards_where_the_same_share_of_fewer_does_not
     (plan,) = plan_devices(machine, [need]).engines  # half of it is 23.3 GiB, and 41 / 80 of 48 GiB are 24.6
     assert plan is not None
     assert plan.tensor_parallel == 4
+
+
+@pytest.mark.parametrize(("first", "second"), [((0, 1), (1, 2)), ((1, 2), (0, 1)), ((0, 2, 1), (1, 3))])
+def test_the_card_that_several_servers_share_is_named(first: tuple[int, ...], second: tuple[int, ...]) -> None:
+    machine = machine_of(*[("L4", 22, 22)] * 4)
+    needs = [
+        EngineNeed(table, ServeOptions(devices=devices, tensor_parallel=1), None)
+        for table, devices in (("serve", first), ("models.b.serve", second))
+    ]
+    with pytest.raises(ServingError, match=r"^several model servers share card 1: give each its share with serve\."):
+        plan_devices(machine, needs)
+
+
+def test_learners_for_which_too_few_cards_are_named_are_refused() -> None:
+    """The number may be torchrun's, of which the options know nothing when they are checked."""
+    machine = machine_of(*[("L4", 22, 22)] * 4)
+    trainer = TrainerNeed(resident=GIB, peak=2 * GIB, takes_turns=True, devices=(0,), learners=2)
+    with pytest.raises(ServingError, match=r"^train\.devices names 1 card for 2 learners, and each has one: "):
+        plan_devices(machine, [], trainer)
+    assert plan_devices(machine, [], replace(trainer, devices=(0, 2))).learners == (0, 2)

@@ -36,7 +36,7 @@ _FIELDS = {"device": "cpu", "lr": 0.02, "engine_tolerance": 9.0}
 def _on_second_device(dtype: torch.dtype | None = None) -> Iterator[None]:
     """Trainers that are made here compute there, on a base of `dtype`; None: of the one that they choose."""
 
-    def guard(options: Any, adapters: Any, device: torch.device) -> memory_guard.MemoryGuard:
+    def guard(options: Any, adapters: Any, device: torch.device, **_: Any) -> memory_guard.MemoryGuard:
         return memory_guard.MemoryGuard(options, adapters, torch.device("cpu"))  # where the memory really is
 
     with ExitStack() as stack:

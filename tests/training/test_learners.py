@@ -7,22 +7,31 @@ another order. Between two runs with as many learners nothing differs.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import impatient_learner
 from support.learner_rig import OPTIONS, TOML, trained
 from support.paths import ROOT
 from support.school_rig import School, learned, school_in
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.runs.run_folder import RunFolder, read_metrics
+from marft_bridge.serving import process_guard
+from marft_bridge.training import child_learners, learner_process
+from marft_bridge.training.child_learners import ChildLearners
+from marft_bridge.training.learner_process import LOST
 from marft_bridge.training.torchrun_learners import count_learners, torchrun_rank
 from trainers.errors import TrainError
+from trainers.learners import group
 from trainers.policies.adapter_learner import AdapterLearner
 
 pytestmark = pytest.mark.timeout(600)
@@ -105,6 +114,61 @@ def test_a_learner_that_dies_in_an_update_is_one_line_and_the_run_goes_on_from_i
             assert {episode.episode_id for episode in store.episodes(run_id="train", round=2)} == episodes
     expected, actual = learned(two), learned(killed)
     assert [name for name in expected if expected[name] != actual.get(name)] == []
+
+
+@pytest.mark.slow
+def test_a_learner_that_is_ready_waits_for_the_command_longer_than_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model server may take longer to start than any learner may wait for another."""
+    monkeypatch.setattr(learner_process, "__name__", impatient_learner.__name__)
+    monkeypatch.setattr(group, "_PATIENCE", timedelta(seconds=60))
+    learners = ChildLearners(2, lambda rank: tmp_path / f"learner-{rank}.log")
+    try:
+        learners.start()
+        (guard,) = learners._guards
+        select.select([guard.stdout], [], [])  # until it says that it is ready
+        time.sleep(impatient_learner.PATIENCE_S + 2)
+        assert guard.poll() is None
+        learners.join()
+        assert guard.wait(60) == 0
+    finally:
+        learners.end()
+        group.leave_group()
+
+
+@pytest.mark.parametrize(
+    ("exits", "end"),
+    [
+        ([(0, LOST), (0, 1)], "learner 2 of 3 ended with exit code 1: said by 2"),
+        ([(0, LOST), (1, -9)], "learner 2 of 3 ended with exit code 137: said by 2"),  # the witness is heard first
+        ([(0, 1), (0, LOST)], "learner 1 of 3 ended with exit code 1: said by 1"),
+        ([(0, LOST), (60, 0)], f"learner 1 of 3 ended with exit code {LOST}: said by 1"),
+        ([(60, 0), (60, 0)], None),
+    ],
+    ids=["an error of its own", "killed later", "the first", "a lost connection", "nobody"],
+)
+def test_the_learner_that_failed_is_named_before_those_that_noticed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exits: list[tuple[float, int]], end: str | None
+) -> None:
+    """Processes that sleep for some seconds and end with a code, or by a signal, stand for the learners."""
+    is_waited_for = end is None or f"code {LOST}" in end
+    monkeypatch.setattr(child_learners, "_END_S", 1.0 if is_waited_for else 30.0)
+    learners = ChildLearners(3, lambda rank: tmp_path / f"learner-{rank}.log")
+    for rank, (seconds, code) in enumerate(exits, start=1):
+        (tmp_path / f"learner-{rank}.log").write_text(f"learner {rank}: said by {rank}\n")
+        last = f"os.kill(os.getpid(), {-code})" if code < 0 else f"sys.exit({code})"
+        program = [sys.executable, "-c", f"import os, sys, time; time.sleep({seconds}); {last}"]
+        guard = [sys.executable, "-I", "-S", str(Path(process_guard.__file__)), "--", *program]
+        learners._guards.append(subprocess.Popen(guard, stdin=subprocess.PIPE))
+    try:
+        if exits[0][0] == 0:
+            learners._guards[0].wait(60)
+        found = learners.first_end()
+        assert (None if found is None else found.text) == end
+        assert found is None or not found.may_be_replaced
+    finally:
+        learners.end()
 
 
 @pytest.mark.parametrize(

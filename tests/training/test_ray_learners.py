@@ -8,21 +8,27 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
 import socket
+import subprocess
 import sys
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+import torch
 from support.learner_rig import OPTIONS, trained
-from support.paths import ROOT
+from support.paths import ROOT, TESTS
 from support.school_rig import School, learned, school_in
 from support.tiny_policy import save_tiny_llama
 
@@ -37,7 +43,10 @@ from marft_bridge.training.ray_learners import RayLearners, devices_on_cluster
 from trainers.common.files import weights_to_sha256
 from trainers.config import TrainerOptions
 from trainers.errors import LostProcessError, TrainError
+from trainers.learners import group
+from trainers.learners.calls import Calls
 from trainers.learners.group import connect_to, interface_of, listen_at
+from trainers.marft import MarftTrainer
 from trainers.policies.adapter_learner import AdapterLearner
 
 pytestmark = pytest.mark.timeout(900)
@@ -125,11 +134,40 @@ def test_losses_without_an_update_in_between_end_the_command() -> None:
     assert len(runs.lines) == MAX_LOSSES
 
 
-def test_a_cluster_without_room_for_another_names_who_was_lost() -> None:
+def test_a_cluster_without_room_for_another_names_who_was_lost_and_a_later_error_does_not() -> None:
     with pytest.raises(ClusterError, match=r"^learner 1 of 2 .* of a cold; no room; the round's episodes are kept"):
         Runs((1, LOST), (0, ClusterError("no room"))).go_on()
+    with pytest.raises(ClusterError, match=r"^a worker lacks the code$"):
+        Runs((1, LOST), (2, ClusterError("a worker lacks the code"))).go_on()  # whoever was lost had been replaced
     with pytest.raises(ClusterError, match=r"^no room$"):
         Runs((0, ClusterError("no room"))).go_on()
+
+
+def test_the_models_of_a_lost_try_are_gone_before_the_next_one_begins(tmp_path: Path) -> None:
+    """Else the next try's models would not fit beside them. Trainer and progress hold each other, as in `train`."""
+    model = save_tiny_llama(tmp_path / "model")
+    embeddings: list[weakref.ref[torch.Tensor]] = []
+    living: list[bool] = []
+
+    class Training:
+        def __init__(self) -> None:
+            self.trainer = MarftTrainer(TrainerOptions(), model, ["a"], seed=0, progress=self.show)
+            embeddings.append(weakref.ref(self.trainer.policies.model.peft.get_input_embeddings().weight))
+
+        def show(self, *figures: Any) -> None: ...
+
+    def train() -> None:
+        living.extend(embedding() is not None for embedding in embeddings)
+        if not embeddings:
+            Training()
+            raise LostLearnerError("learner 1 of 2 died")
+
+    gc.disable()
+    try:
+        go_on_after_losses(train, lambda: 0, lambda line: None)
+    finally:
+        gc.enable()
+    assert living == [False]
 
 
 def test_an_error_of_a_learner_itself_is_not_tried_again() -> None:
@@ -139,6 +177,34 @@ def test_an_error_of_a_learner_itself_is_not_tried_again() -> None:
     assert runs.lines == []
 
 
+def test_the_leader_hears_at_once_that_a_learner_failed_whose_process_lives_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray keeps an actor's process, so that nobody but the learner itself closes its connections."""
+    monkeypatch.setattr(group, "_PATIENCE", timedelta(minutes=3))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    store = listen_at("127.0.0.1", 2)
+    argv = [sys.executable, str(TESTS / "support/failing_follower.py"), str(store.port)]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{TESTS}"}
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as follower:
+        assert follower.stdout is not None
+        try:
+            group.join_group_at(0, 2, store=store, own_host="127.0.0.1")
+            calls = Calls()
+            assert follower.stdout.readline() == b"failing\n"
+            failed = time.monotonic()
+            with pytest.raises(LostProcessError):
+                group.workers_on("cpu", [2, 2]).add([1.0])
+            assert time.monotonic() - failed < 60  # a busy machine; the patience is three times as much
+            with pytest.raises(LostProcessError):
+                calls.send("update", {})
+            assert b"Failure(text='out of memory beside Calls', is_lost=False)" in follower.stdout.readline()
+            assert follower.poll() is None
+        finally:
+            group.leave_group()
+            follower.kill()
+
+
 # -- who is said to have ended, by a stand-in for Ray -----------------------------------------------------------------
 
 
@@ -146,10 +212,25 @@ class PretendError(Exception):
     """Ray's."""
 
 
+class PretendDeathError(PretendError):
+    """Of an actor, its machine or its process."""
+
+
+class PretendTaskError(PretendError):
+    """Of a method that raised."""
+
+
 class PretendRay:
     """Answers are values or errors; None never comes."""
 
-    exceptions = SimpleNamespace(RayError=PretendError)
+    exceptions = SimpleNamespace(
+        RayError=PretendError,
+        RayTaskError=PretendTaskError,
+        RayActorError=PretendDeathError,
+        NodeDiedError=PretendDeathError,
+        WorkerCrashedError=PretendDeathError,
+        OutOfMemoryError=PretendDeathError,
+    )
 
     def wait(self, refs: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
         ready = [ref for ref in refs if ref.answer is not None]
@@ -185,17 +266,29 @@ WITNESS, BROKEN = Failure("another has ended", is_lost=True), Failure("out of me
 @pytest.mark.parametrize(
     ("answers", "end"),
     [
-        ([WITNESS, PretendError("of a cold")], LearnerEnd("learner 2 died: of a cold", may_be_replaced=True)),
+        ([WITNESS, PretendDeathError("of a cold")], LearnerEnd("learner 2 died: of a cold", may_be_replaced=True)),
+        ([WITNESS, PretendTaskError("Traceback:\n  line 1\nKeyError: 7")], LearnerEnd("learner 2 ended: KeyError: 7")),
+        ([WITNESS, PretendError("no such thing")], LearnerEnd("learner 2 ended: no such thing")),
         ([WITNESS, BROKEN], LearnerEnd("learner 2 ended: out of memory")),
         ([None, WITNESS], LearnerEnd("learner 2 ended: another has ended", may_be_replaced=True)),
         ([None, None], None),
     ],
-    ids=["killed", "an error of its own", "a lost connection", "nobody"],
+    ids=["killed", "an error in our code", "an error of Ray's", "an error of its own", "a lost connection", "nobody"],
 )
-def test_who_died_is_named_before_who_noticed_it(
+def test_who_died_is_named_before_who_noticed_it_and_only_the_dead_are_replaced(
     monkeypatch: pytest.MonkeyPatch, answers: list[Any], end: LearnerEnd | None
 ) -> None:
     assert learners_with_ends(monkeypatch, *answers).first_end() == end
+
+
+def test_learners_are_counted_by_the_machine_whose_memory_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    learners = learners_with_ends(monkeypatch, None, None, None)
+    assert learners.count_sharers() == [4, 4, 4, 4]
+    for follower in learners._followers[1:]:
+        follower.location = Location("10.0.0.2", "other, process 1", ())
+    assert learners.count_sharers() == [2, 2, 2, 2]
+    learners._followers[2].location = Location("10.0.0.3", "third, process 1", ())
+    assert learners.count_sharers() == [2, 2, 1, 1]
 
 
 def test_a_card_of_this_machine_that_the_command_uses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

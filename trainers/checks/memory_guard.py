@@ -1,7 +1,7 @@
 """A memory plan and what is free -> go on, or one line that says which options to change, and to what.
 
 Invariant: nothing is refused where the plan or what is free is not known. What the model server takes counts as taken
-once it runs. With several processes each looks for itself. It knows nothing of how a plan is made.
+once it runs. Several processes look at the same moment, each for its share. It knows nothing of how a plan is made.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ class MemoryGuard:
         adapters: by name, see `options_to_adapters`.
         device: where the models will be.
         free: what is free on it; None asks the machine.
+        sharers: processes that take as much each of what is free, this one among them: on the CPU of one memory, else
+            each of its own card's.
+        meet: returns once all processes that train together have called it. None of them takes memory between the
+            first meeting of `check`, `expect` or `check_teacher` and the second, so that each sees all that is free.
     """
 
     def __init__(
@@ -43,8 +47,12 @@ class MemoryGuard:
         adapters: Mapping[str, AdapterPlan],
         device: torch.device,
         free: Callable[[torch.device], int | None] | None = None,
+        *,
+        sharers: int = 1,
+        meet: Callable[[], None] = lambda: None,
     ) -> None:
         self.options, self.device, self._free = options, device, free or free_bytes
+        self._sharers, self._meet = sharers, meet
         self._bases: list[Base] | None = []
         for model_dir in dict.fromkeys(plan.model_dir for plan in adapters.values()):
             base_plans = [plan for plan in adapters.values() if plan.model_dir == model_dir]
@@ -68,15 +76,10 @@ class MemoryGuard:
         """For agents on one base model, or on one each, before there is a trainer.
 
         Args:
-            learners: processes that will hold as much each: on the CPU of one memory, else each of its own card's.
+            learners: processes that will hold as much each; `sharers`.
         """
-
-        def share_of_free(device: torch.device) -> int | None:
-            free = free_bytes(device)
-            return free if free is None or device.type != "cpu" else free // learners
-
         adapters = options_to_adapters(options, agents, model_dir)
-        return cls(options, adapters, options_to_device(options), free=share_of_free)
+        return cls(options, adapters, options_to_device(options), sharers=learners)
 
     def plan(self) -> MemoryPlan | None:
         """With what is known of the calls; None for architectures without an estimate."""
@@ -88,7 +91,10 @@ class MemoryGuard:
         Raises:
             TrainError: more is needed than is free.
         """
-        plan, free = self.plan(), self._free(self.device)
+        self._check(self._share_at_once())
+
+    def _check(self, free: int | None) -> None:
+        plan = self.plan()
         if plan is None or free is None:
             return
         self._checked = plan.total
@@ -105,7 +111,7 @@ class MemoryGuard:
         Raises:
             TrainError: more is needed than is free.
         """
-        shape, free = model_to_shape(model_dir, self.options.lora), self._free(self.device)
+        shape, free = model_to_shape(model_dir, self.options.lora), self._share_at_once()
         plan = self.plan()
         if shape is None or free is None or plan is None:
             return
@@ -128,9 +134,10 @@ class MemoryGuard:
         by_token = self.options.granularity == "token"
         observed = sum(len(item.decided) for item in items) if by_token else len(items)
         self._calls = Calls(max(self._calls.longest, longest), max(self._calls.observed, observed))
+        free = self._share_at_once()  # also where this process does not need it: another one may, and all must meet
         plan = self.plan()
         if plan is not None and plan.total > 1.05 * self._checked:
-            self.check()
+            self._check(free)
 
     def loaded(self) -> None:
         """The models are in memory now, so that what they take is no longer free."""
@@ -138,12 +145,24 @@ class MemoryGuard:
 
     def describe(self) -> str | None:
         """One line on what training takes and what is free; None where there is no estimate."""
-        plan, free = self.plan(), self._free(self.device)
+        plan, free = self.plan(), self._share()
         if plan is None:
             return None
         free_text = "" if free is None else f"; {bytes_to_text(free)} are free"
         passes = f"{self.options.system.tokens_per_microbatch} tokens at a time"
         return f"memory: training takes about {bytes_to_text(self._total(self.options))}, {passes} ({plan}){free_text}"
+
+    def _share(self) -> int | None:
+        """What is free for this process: its share of a memory that several take from."""
+        free = self._free(self.device)
+        return free if free is None or self.device.type != "cpu" else free // self._sharers
+
+    def _share_at_once(self) -> int | None:
+        """The same, seen by all processes while none of them takes any."""
+        self._meet()
+        free = self._share()
+        self._meet()
+        return free
 
     def _plan(self, options: TrainerOptions) -> MemoryPlan | None:
         if self._bases is None:

@@ -36,14 +36,16 @@ class Workers:
         rank: which one this is, from 0.
         count: how many there are. More than one need torch's default process group.
         device: where this process computes.
+        sharers: how many of them are on this one's machine, itself among them, and share its main memory.
     """
 
-    def __init__(self, rank: int, count: int, device: torch.device) -> None:
+    def __init__(self, rank: int, count: int, device: torch.device, *, sharers: int = 1) -> None:
         if not 0 <= rank < count:
             raise ValueError(f"process {rank} of {count} does not exist")
         self.rank = rank
         self.count = count
         self.device = device
+        self.sharers = sharers
 
     @classmethod
     def alone(cls, device: str = "cpu") -> Workers:

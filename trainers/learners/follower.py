@@ -64,7 +64,7 @@ def _build(values: dict[str, Any]) -> MarftTrainer:
         values["agents"],
         seed=values["seed"],
         lineage=values["lineage"],
-        workers=workers_on(device),
+        workers=workers_on(device, values["sharers"]),
     )
     for agent, folder in values["start"].items():
         trainer.policies.load_adapter(agent, Path(folder))

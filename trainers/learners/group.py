@@ -10,11 +10,13 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from trainers.common.workers import Workers, meeting
 
@@ -123,12 +125,26 @@ def _join(rank: int, count: int, **meeting_place: Any) -> None:
         dist.init_process_group(backend, rank=rank, world_size=count, timeout=_PATIENCE, **meeting_place)
 
 
-def workers_on(device: str) -> Workers:
-    """This process among those of the group that it has joined, computing on `device`."""
-    return Workers(dist.get_rank(), dist.get_world_size(), torch.device(device))
+def workers_on(device: str, sharers: Sequence[int]) -> Workers:
+    """This process among those of the group that it has joined, computing on `device`.
+
+    Args:
+        sharers: by rank, how many processes of the group share the machine that each is on.
+    """
+    rank = dist.get_rank()
+    return Workers(rank, dist.get_world_size(), torch.device(device), sharers=sharers[rank])
 
 
 def leave_group() -> None:
     """Leaves the process group, if one was joined."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def break_off_group() -> None:
+    """Closes the connections to the others, whatever is still under way, so that none of them waits for this process.
+
+    `leave_group` may wait for them by NCCL. Does nothing where no group was joined, or it was left.
+    """
+    if dist.is_initialized():
+        distributed_c10d._abort_process_group()  # torch's public calls may wait for the others, too

@@ -110,6 +110,7 @@ def say_build(
     seed: int,
     lineage: Mapping[str, str],
     devices: Sequence[str],
+    sharers: Sequence[int],
     checkpoint: Path | None,
     start: Mapping[str, Path],
 ) -> None:
@@ -117,6 +118,7 @@ def say_build(
 
     Args:
         devices: where each process computes, by rank.
+        sharers: by rank, how many processes share the machine that each is on.
         checkpoint: what all of them load; None for a run that begins.
         start: the folder of the adapter that an agent goes on from, which all of them load.
     """
@@ -127,6 +129,7 @@ def say_build(
         "seed": seed,
         "lineage": dict(lineage),
         "devices": list(devices),
+        "sharers": list(sharers),
         "checkpoint": None if checkpoint is None else str(checkpoint.absolute()),
         "start": {agent: str(folder.absolute()) for agent, folder in start.items()},
     }

@@ -167,7 +167,7 @@ class Policies:
         device = options_to_device(options)
         if device.type == "cuda" and workers.count > 1:
             device = workers.device
-        self.memory = MemoryGuard(options, self.adapters, device)
+        self.memory = MemoryGuard(options, self.adapters, device, sharers=workers.sharers, meet=workers.wait)
         self.memory.check()
         names: dict[Path, list[str]] = {}
         for plan in self.adapters.values():

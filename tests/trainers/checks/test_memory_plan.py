@@ -44,12 +44,14 @@ from trainers.adapters.adapter_map import options_to_adapters
 from trainers.batch import ActionItem
 from trainers.checks import memory_guard
 from trainers.checks.memory_guard import MemoryGuard
-from trainers.checks.memory_plan import Base, Calls, MemoryPlan, model_to_shape, plan_memory
+from trainers.checks.memory_plan import Base, Calls, MemoryPlan, model_to_shape, plan_memory, weights_to_bytes
 from trainers.common.byte_text import bytes_to_text
 from trainers.common.free_memory import free_bytes, give_back_large_blocks, host_free_bytes, leaves_holes
+from trainers.common.workers import Workers
 from trainers.config import LoraOptions, TrainerOptions
 from trainers.errors import TrainError
 from trainers.marft import MarftTrainer
+from trainers.policies.policies import Policies
 from trainers.scoring.microbatch import items_to_microbatches
 from trainers.scoring.model import PolicyModel
 
@@ -466,6 +468,51 @@ def test_a_trainer_refuses_a_call_that_is_too_long_for_what_is_left(
     long = make_trajectory([make_action("reasoner", [1] * 120_000, [2, 3], logprobs=(-1.0, -1.0))], 1.0)
     said = refusal(lambda: trainer.update([long]))
     assert said.endswith("free memory, take a smaller base model or shorter calls")
+
+
+class OneOfFour(Workers):
+    """A learner whose memory three others take from, too; they come to every meeting at once."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 4, CPU, sharers=4)
+        self.meetings = 0
+
+    def wait(self) -> None:
+        self.meetings += 1
+
+
+def test_a_learner_refuses_what_is_refused_for_as_many_as_share_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the byte, for calls and for a teacher. All of them look before any takes memory, and after all have."""
+    free, workers = [2**50], OneOfFour()
+    monkeypatch.setattr(memory_guard, "free_bytes", lambda _: free[0])
+    options, model_dir = trainer_options(device="cpu"), save_tiny_llama(tmp_path)
+    own = Policies(options, model_dir, AGENTS, seed=0, workers=workers).memory
+    assert workers.meetings == 2
+    for_all = MemoryGuard.of_agents(options, model_dir, AGENTS, learners=4)
+    for_all.check()
+    for_all.loaded()
+    own.expect([])
+    assert workers.meetings == 4  # also where nothing asks for more
+    call = [ActionItem("reasoner", (1,) * 30_000, (2,), None, 1.0)]
+    longer = MemoryGuard.of_agents(options, model_dir, AGENTS)
+    longer.expect(call)
+    plan = longer.plan()
+    assert plan is not None
+    needed = plan.total - plan.loaded
+    free[0] = 4 * needed - 1
+    assert refusal(lambda: own.expect(call)) == refusal(lambda: for_all.expect(call))
+    free[0] = 4 * needed
+    own.check()
+    for_all.check()
+    shape = model_to_shape(model_dir, options.lora)
+    assert shape is not None
+    free[0] = 4 * weights_to_bytes(shape, "cpu")
+    own.check_teacher(model_dir)
+    for_all.check_teacher(model_dir)
+    free[0] -= 1
+    assert refusal(lambda: own.check_teacher(model_dir)) == refusal(lambda: for_all.check_teacher(model_dir))
 
 
 @pytest.mark.parametrize("on", [False, True])
