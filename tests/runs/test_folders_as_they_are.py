@@ -343,7 +343,7 @@ WRITERS = {
     "marft_bridge/training/loggers/run_loggers.py": ("make_folder*2 write_atomically", ATOMIC),
     "marft_bridge/training/loggers/tensorboard.py": ("create_file make_folder open", NEW),
     "marft_bridge/training/planned_forks.py": ("make_folder write_atomically", ATOMIC),
-    "marft_bridge/training/child_learners.py": ("mkdtemp open_to_write rmtree truncate", IN_PLACE),
+    "marft_bridge/training/child_learners.py": ("mkdtemp open_to_write rmtree touch truncate", IN_PLACE),
     "marft_bridge/training/train.py": ("open open_to_write", IN_PLACE),
     "trace_store/compaction.py": ("open private_files*2 replace rmtree", CHECKED),
     "trace_store/connection.py": ("private_files", CHECKED),

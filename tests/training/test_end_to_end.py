@@ -47,8 +47,8 @@ from marft_bridge.rollouts.episode_plan import plan_episodes
 from marft_bridge.runs.run_folder import RunFolder, read_metrics
 from marft_bridge.serving.adapter_registry import AdapterRegistry, publish
 from marft_bridge.serving.zero_adapter import write_zero_adapter
-from trace_store.journal import Journal, read_segment
-from trace_store.records import Action, Reward, Trajectory
+from trace_store.journal import Journal, read_segment, record_to_rewards
+from trace_store.records import Action, Trajectory
 from trace_store.store import TraceStore
 from trainers.config import TrainerOptions
 from trainers.marft import MarftTrainer
@@ -251,7 +251,7 @@ class Shell:
         found = set()
         for path in self.run.journal.glob("*.segment"):
             with suppress(FileNotFoundError):  # a segment that was taken in is deleted
-                found |= {r.episode_id for r in read_segment(path)[0] if isinstance(r, Reward)}
+                found |= {r.episode_id for record in read_segment(path)[0] for r in record_to_rewards(record)}
         return found
 
     def signal_after(
