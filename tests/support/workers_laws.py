@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -68,6 +69,13 @@ def gathered(workers: Workers, argument: Any) -> list[list[float]]:
 def gathered_from_one(workers: Workers, argument: Any) -> list[list[float]]:
     mine = list(enumerate(vectors())) if workers.rank == 0 else []
     return [v.tolist() for v in workers.gather(mine, LENGTHS, torch.device("cpu"))]
+
+
+def gathered_in_messages(workers: Workers, argument: Any) -> list[list[float]]:
+    """As `gathered`, in messages of at most four numbers, or of one vector."""
+    mine, device = workers.mine(list(enumerate(vectors()))), torch.device("cpu")
+    with mock.patch("trainers.common.workers.MESSAGE_NUMBERS", 4):
+        return [v.tolist() for v in workers.gather(mine, LENGTHS, device, kept_on=device)]
 
 
 def refusals(workers: Workers, argument: Any) -> list[str]:

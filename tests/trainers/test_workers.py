@@ -17,7 +17,10 @@ from support.workers_rig import in_processes
 from trainers.common.workers import Workers
 from trainers.errors import TrainError
 
-LAWS = ("identity", "shares", "numbers", "gradients", "one_microbatch", "gathered", "gathered_from_one", "refusals")
+LAWS = (
+    *("identity", "shares", "numbers", "gradients", "one_microbatch"),
+    *("gathered", "gathered_from_one", "gathered_in_messages", "refusals"),
+)
 
 
 @pytest.fixture(
@@ -89,6 +92,20 @@ def test_ragged_vectors_come_together_bit_for_bit(said: dict[str, list[Any]]) ->
     assert [len(vector) for vector in expected] == [3, 1, 0, 5, 2]
     assert alike(said["gathered"]) == expected
     assert alike(said["gathered_from_one"]) == expected
+    assert alike(said["gathered_in_messages"]) == expected
+
+
+def test_what_is_gathered_takes_the_room_of_one_message_where_messages_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr("trainers.common.workers.MESSAGE_NUMBERS", 100)
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda total, op: sizes.append(len(total)))  # others have none
+    lengths = [40, 60, 0, 1, 250, 30, 99]
+    vectors = [torch.full((length,), float(position)) for position, length in enumerate(lengths)]
+    cpu = torch.device("cpu")
+    together = Workers(0, 2, cpu).gather(list(enumerate(vectors)), lengths, cpu, kept_on=cpu)
+    assert [vector.tolist() for vector in together] == [vector.tolist() for vector in vectors]
+    held = (3, 1, 1, 1, 1)  # one number for each vector, whether it is there
+    assert sizes == [of + numbers for of, numbers in zip(held, (100, 1, 250, 30, 99), strict=True)]
 
 
 def test_what_does_not_fit_together_is_refused_on_every_process(said: dict[str, list[Any]]) -> None:

@@ -27,6 +27,7 @@ from torch import Tensor
 from trainers.errors import LostProcessError, TrainError
 
 X = TypeVar("X")
+MESSAGE_NUMBERS = 2**22  # of what is gathered at a time: 16 MiB, however large a round's vectors are together
 
 
 class Workers:
@@ -126,13 +127,21 @@ class Workers:
             dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return float(largest)
 
-    def gather(self, parts: Sequence[tuple[int, Tensor]], lengths: Sequence[int], device: torch.device) -> list[Tensor]:
+    def gather(
+        self,
+        parts: Sequence[tuple[int, Tensor]],
+        lengths: Sequence[int],
+        device: torch.device,
+        *,
+        kept_on: torch.device | None = None,
+    ) -> list[Tensor]:
         """Vectors that each process has a share of -> all of them on every process, in order.
 
         Args:
             parts: (position, vector) of this process; over all processes every position comes exactly once.
             lengths: of the vectors, by position.
-            device: of the result; where a process group's messages travel.
+            device: where a process group's messages travel.
+            kept_on: of the result, of which no more than one message is on `device` at a time; None: `device`.
 
         Returns:
             float32 vectors as they were, bit for bit but for the sign of a zero; a single process gets its own back.
@@ -146,6 +155,15 @@ class Workers:
             return [_present(vector, position) for position, vector in enumerate(vectors)]
         if any(vector is not None and vector.dtype != torch.float32 for vector in vectors):
             raise ValueError("only float32 vectors are gathered: others would lose digits")
+        gathered: list[Tensor] = []
+        for begin, end in _ranges_of_messages(lengths):
+            of_message = self._add_vectors(vectors[begin:end], lengths[begin:end], device)
+            gathered += of_message if kept_on is None else [vector.to(kept_on) for vector in of_message]
+        return gathered
+
+    def _add_vectors(
+        self, vectors: Sequence[Tensor | None], lengths: Sequence[int], device: torch.device
+    ) -> list[Tensor]:
         # Where others' vectors go, this process has zeros; x + 0 is x, so a sum gathers exactly.
         held = torch.tensor([float(vector is not None) for vector in vectors], device=device)
         filled = [
@@ -184,6 +202,18 @@ class Workers:
 
     def _float64(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(list(values), dtype=torch.float64, device=self.device)
+
+
+def _ranges_of_messages(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Ranges of positions whose vectors have at most MESSAGE_NUMBERS together, or are a single one."""
+    begin = numbers = 0
+    for position, length in enumerate(lengths):
+        if position > begin and numbers + length > MESSAGE_NUMBERS:
+            yield begin, position
+            begin, numbers = position, 0
+        numbers += length
+    if begin < len(lengths):
+        yield begin, len(lengths)
 
 
 def _present(vector: Tensor | None, position: int) -> Tensor:

@@ -260,9 +260,11 @@ class TeamCritics:
             features = model.features_at(
                 [sequences[i] for i in group], [columns[i] for i in group], self._budget, tick=tick
             )
-            parts += zip(group, (features_CH.flatten().to(model.device) for features_CH in features), strict=True)
-        gathered = workers.gather(parts, [model.width * len(part) for part in columns], model.device)
-        return [flat.view(-1, model.width).cpu() for flat in gathered]
+            parts += zip(group, (features_CH.flatten() for features_CH in features), strict=True)
+        lengths = [model.width * len(part) for part in columns]
+        # on the host, as a single process has them: a long round's would not fit beside the model on a card
+        gathered = workers.gather(parts, lengths, model.device, kept_on=torch.device("cpu"))
+        return [flat.view(-1, model.width) for flat in gathered]
 
 
 def _rows_to_requests(data: Round, rows: Sequence[int], cut: set[int], tokens: bool) -> list[_Request]:
