@@ -18,7 +18,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from trace_store.journal import (
     FOREIGN_SUFFIX,
     HIDDEN_SUFFIX,
     ForeignLine,
+    begins_unfinished,
     blank_lines,
     folder_to_segments,
     is_plain,
@@ -282,10 +283,10 @@ def count_in_segments(folder: Path, chosen: SegmentTraces) -> dict[Path, int]:
     Lines that were set aside, or were to be by a process that was killed, count as well; so do lines that a crash left
     half written, whatever they are about.
     """
-    counts = {
-        path: len(_lines_where(path, partial(_is_chosen, chosen))) + len(_damaged_lines(path))
-        for path in _segments(folder)
-    }
+    counts = {}
+    for path in _segments(folder):
+        with _damaged_lines(path) as damaged_lines:
+            counts[path] = len(_lines_where(path, partial(_is_chosen, chosen))) + len(damaged_lines)
     return {path: count for path, count in counts.items() if count}
 
 
@@ -305,19 +306,18 @@ def erase_from_segments(folder: Path, chosen: SegmentTraces) -> dict[Path, int]:
     """
     counts: dict[Path, int] = {}
     for path in _segments(folder):
-        lines, damaged_lines = _lines_where(path, partial(_is_chosen, chosen)), _damaged_lines(path)
-        if not (lines or damaged_lines):
-            continue
-        counts[path] = len(lines) + len(damaged_lines)
-        handle = open_to_write(path)
-        try:
-            size = os.fstat(handle).st_size
-            while damaged_lines and damaged_lines[-1][1] == size:  # the last one may have no end to be left standing
-                size, _ = damaged_lines.pop()
-            os.ftruncate(handle, size)
-            blank_lines(handle, (*lines, *damaged_lines))
-        finally:
-            os.close(handle)
+        with _damaged_lines(path) as damaged_lines:
+            lines = _lines_where(path, partial(_is_chosen, chosen))
+            if not (lines or damaged_lines):
+                continue
+            counts[path] = len(lines) + len(damaged_lines)
+            handle = open_to_write(path)
+            try:
+                if damaged_lines:  # else somebody may be writing, and what came since would be cut off
+                    _cut_damaged_end(handle, damaged_lines)
+                blank_lines(handle, (*lines, *damaged_lines))
+            finally:
+                os.close(handle)
         if path.suffix == FOREIGN_SUFFIX and not _lines_where(path, lambda line: not line.isspace()):
             path.unlink()
     return counts
@@ -329,30 +329,48 @@ def _segments(folder: Path) -> list[Path]:
     return [*folder_to_segments(folder), *filter(is_plain, others)]
 
 
+def _cut_damaged_end(handle: int, damaged_lines: list[tuple[int, int]]) -> None:
+    """Shortens a file by the damaged lines at its end, and the list by these: the last one may have no end to be left
+    standing."""
+    whole_size = size = os.fstat(handle).st_size
+    while damaged_lines and damaged_lines[-1][1] == size:
+        size, _ = damaged_lines.pop()
+    if size < whole_size:
+        os.ftruncate(handle, size)
+
+
 def _lines_where(path: Path, is_wanted: Callable[[bytes], bool]) -> list[tuple[int, int]]:
-    """Start and end of each of these lines; none where the file was removed."""
+    """Start and end of each of these lines; none where the file was removed.
+
+    Those of an append that has not returned are its writer's, or damaged ones where it is gone.
+    """
     lines: list[tuple[int, int]] = []
     end = 0
     with suppress(FileNotFoundError), open_to_read(path) as file:
         for line in file:
+            if begins_unfinished(line):
+                break
             start, end = end, end + len(line)
             if is_wanted(line):
                 lines.append((start, end))
     return lines
 
 
-def _damaged_lines(path: Path) -> list[tuple[int, int]]:
+@contextmanager
+def _damaged_lines(path: Path) -> Iterator[list[tuple[int, int]]]:
     """Start and end of each line that is no whole one, with what was erased before it; none where somebody may still
-    write."""
+    write. Who would write or take in is kept out until the block ends."""
     lines: list[tuple[int, int]] = []
-    end = 0
-    with suppress(FileNotFoundError), open_to_read(path) as file:
-        if lock_if_abandoned(file):
-            for record, line_end in lines_from(file, 0, growing=False):
-                start, end = end, line_end
-                if record is None:
-                    lines.append((start, end))
-    return lines
+    with ExitStack() as stack:
+        with suppress(FileNotFoundError):
+            file = stack.enter_context(open_to_read(path))
+            end = 0
+            if lock_if_abandoned(file):
+                for record, line_end in lines_from(file, 0, growing=False):
+                    start, end = end, line_end
+                    if record is None:
+                        lines.append((start, end))
+        yield lines
 
 
 def _is_chosen(chosen: SegmentTraces, line: bytes) -> bool:

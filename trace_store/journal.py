@@ -589,7 +589,7 @@ def lines_from(file: BinaryIO, offset: int, *, growing: bool) -> Iterator[tuple[
         if line.isspace():
             continue  # erased: see `blank_lines`
         record = None if is_unfinished else record_of(line)
-        if record is None and _begins_unfinished(line):
+        if record is None and begins_unfinished(line):
             if growing:
                 return
             is_unfinished = True  # an append is the last thing in its segment until it has returned
@@ -601,7 +601,7 @@ def lines_from(file: BinaryIO, offset: int, *, growing: bool) -> Iterator[tuple[
         yield record, offset
 
 
-def _begins_unfinished(line: bytes) -> bool:
+def begins_unfinished(line: bytes) -> bool:
     """Whether a line is whole but for its first byte: it begins an append of several lines that has not returned."""
     return line[:1] == _UNWRITTEN and line.endswith(b"\n") and line[1:9] == (b"%08x " % zlib.crc32(line[9:-1]))[1:]
 

@@ -19,6 +19,8 @@ from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.report import IngestReport
 from marft_bridge.ingest.writer import TraceWriter, open_store, read_decided_ids, report_stored, spans_to_traces
 
+TRACES_AT_A_TIME = 64  # in one write, which holds their rows until they are on the disk
+
 
 def ingest_files(paths: Sequence[Path], store_path: Path, options: RecordOptions, reporter: Reporter) -> IngestReport:
     """Takes the traces in the files into the store, cleaned as `options` say, and prints a report.
@@ -43,7 +45,9 @@ def ingest_files(paths: Sequence[Path], store_path: Path, options: RecordOptions
         config = {"files": [path.name for path in paths]}
         writer = TraceWriter(store.journal_folder, cleaner, config, report=report)
         try:
-            writer.write({trace_id: trace for trace_id, trace in traces.items() if trace_id not in decided_ids})
+            undecided_ids = [trace_id for trace_id in traces if trace_id not in decided_ids]
+            for begin in range(0, len(undecided_ids), TRACES_AT_A_TIME):
+                writer.write({i: traces[i] for i in undecided_ids[begin : begin + TRACES_AT_A_TIME]})
         finally:
             writer.close()
         store.take_in()

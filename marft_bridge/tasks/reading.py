@@ -62,6 +62,8 @@ def read_tasks(tasks: str | AnySource, fields: Sequence[str]) -> list[Task]:
                 f"graph.tasks: the id of {location} is a {type(task['id']).__name__}, not a text or a number"
             )
         task_id = str(task["id"])
+        if not task_id:
+            raise GraphError(f"graph.tasks: the id of {location} is empty; an episode needs one that names its task")
         if any("\ud800" <= letter <= "\udfff" for letter in task_id):  # a store would keep U+FFFD for each of them
             raise GraphError(f"graph.tasks: the id of {location} holds half of a character: {task_id!r:.80}")
         if task_id in seen_ids:

@@ -55,7 +55,7 @@ from trace_store.erasure import (
     spool_to_traces,
 )
 from trace_store.errors import StoreError
-from trace_store.journal import Journal, read_segment
+from trace_store.journal import Journal, line_of, read_segment
 from trace_store.records import Reward, SpanRow
 from trace_store.store import TraceStore
 from trace_store.unread import UnreadJournal
@@ -434,14 +434,17 @@ def test_a_spool_without_a_receiver_is_cleaned_of_whole_traces(tmp_path: Path) -
     assert {span.trace_id for span in read_segment(segment)[0] if isinstance(span, SpanRow)} == {trace_id("d2")}
 
 
+@pytest.mark.parametrize("order", [(2, -1), (-1, 2)], ids=["hers first", "hers last"])
 @pytest.mark.parametrize("in_one_go", [False, True])
-def test_no_byte_of_the_subject_is_left_in_a_spool_that_is_cut_at_any_byte(tmp_path: Path, in_one_go: bool) -> None:
+def test_no_byte_of_the_subject_is_left_in_a_spool_that_is_cut_at_any_byte(
+    tmp_path: Path, in_one_go: bool, order: tuple[int, int]
+) -> None:
     journal, states = Journal(tmp_path / "s.duckdb.spool"), set[bytes]()
     rows = wire_rows()
     journal.append(rows[1])  # which names Ann
     (segment,) = (tmp_path / "s.duckdb.spool").iterdir()
     begin = segment.stat().st_size
-    journal.append_all([rows[2], rows[-1]])  # of her trace and of Bob's
+    journal.append_all([rows[number] for number in order])  # of her trace and of Bob's
     journal.close()
     whole = segment.read_bytes()
     if in_one_go:  # killed before the first byte of the two came
@@ -456,6 +459,50 @@ def test_no_byte_of_the_subject_is_left_in_a_spool_that_is_cut_at_any_byte(tmp_p
         assert b"Wilhelmina" not in left
         assert count_in_segments(segment.parent, chosen) == {}  # nothing is left to do
     assert len(states) == (1 if in_one_go else 2)  # nothing, or Bob's whole line
+
+
+def test_what_is_recorded_while_a_segment_is_erased_is_not_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, folder = Journal(tmp_path / "s.duckdb.spool"), tmp_path / "s.duckdb.spool"
+    rows = wire_rows()
+    journal.append_all(rows)
+    appended = iter([rows[-1]] * 20)
+
+    def with_an_append(work: Any) -> Any:
+        def appending(*args: Any) -> Any:
+            if (row := next(appended, None)) is not None:
+                journal.append(row)
+            return work(*args)
+
+        return appending
+
+    for name in ("fstat", "ftruncate", "close"):
+        monkeypatch.setattr(f"trace_store.erasure.os.{name}", with_an_append(getattr(os, name)))
+    chosen = SegmentTraces(frozenset({rows[0].trace_id}))
+    assert sum(erase_from_segments(folder, chosen).values()) > 0
+    monkeypatch.undo()
+    came = 20 - len(list(appended))
+    assert came > 0
+    journal.append(rows[-1])
+    journal.close()
+    (segment,) = folder.iterdir()
+    records, torn = read_segment(segment)
+    assert torn == 0
+    assert records[-1 - came :] == [rows[-1]] * (1 + came)
+
+
+def test_a_killed_append_of_several_lines_is_erased_once_and_leaves_no_hole(tmp_path: Path) -> None:
+    rows = wire_rows()
+    segment = tmp_path / "1-a-000001.segment"
+    hers, his = rows[1], rows[-1]
+    killed = b"".join(map(line_of, (his, hers, hers)))
+    segment.write_bytes(line_of(his) + b"\0" + killed[1:])
+    chosen = SegmentTraces(frozenset({hers.trace_id}))
+    assert count_in_segments(tmp_path, chosen) == {segment: 3}
+    assert erase_from_segments(tmp_path, chosen) == {segment: 3}
+    assert segment.read_bytes() == line_of(his)
+    assert count_in_segments(tmp_path, chosen) == {}
 
 
 def test_what_a_writer_at_work_has_half_written_is_left_to_it(tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ class Workers:
                 f"WORLD_SIZE is {promised}, but {state.num_processes} could be joined: start the processes with "
                 "`torchrun` or `accelerate launch --multi_gpu`, also on the CPU"
             )
-        return cls(state.process_index, state.num_processes, state.device)
+        sharers = int(os.environ.get("LOCAL_WORLD_SIZE", state.num_processes))
+        return cls(state.process_index, state.num_processes, state.device, sharers=sharers)
 
     @property
     def is_main(self) -> bool:

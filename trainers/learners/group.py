@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -147,4 +148,5 @@ def break_off_group() -> None:
     `leave_group` may wait for them by NCCL. Does nothing where no group was joined, or it was left.
     """
     if dist.is_initialized():
-        distributed_c10d._abort_process_group()  # torch's public calls may wait for the others, too
+        with suppress(Exception):  # a private name, called on the way out: the learner's own error is what counts
+            distributed_c10d._abort_process_group()  # torch's public calls may wait for the others, too

@@ -166,7 +166,11 @@ class Worker:
         begin = self._deleted_bytes
         segments = folder_to_segments(self._scratch.journal)
         for segment in segments:
-            with open_to_read(segment) as file:
+            try:
+                opened = open_to_read(segment)
+            except FileNotFoundError:  # its first append failed, so its writer removed it
+                return b"", False
+            with opened as file:
                 size = os.fstat(file.fileno()).st_size
                 is_last = segment == segments[-1]
                 if begin + size <= offset and not is_last:
