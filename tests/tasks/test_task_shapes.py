@@ -101,7 +101,7 @@ def test_lines_of_any_bytes_are_tasks_or_one_line(tmp_path: Path, line: bytes) -
         ('{"id": 1, "n": ' + "[" * 150 + "]" * 150 + "}", "more than 100 lists or tables in each other"),
         ('{"a\\nb": 1}', "lacks 'id'; it has: a\\nb"),
         ('{"' + "x" * 100_000 + '": 1}', "lacks 'id'"),
-        ('{"id": ""}', "the id of task 1 of .* is empty"),
+        ('{"id": ""}', "is empty"),
         ('{"id": "' + "x" * 100_000 + '"}\n{"id": "' + "x" * 100_000 + '"}', "repeats the id"),
     ],
     ids=lambda value: value[:24],
