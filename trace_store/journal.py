@@ -203,9 +203,17 @@ class Journal:
     def append_all(self, records: Sequence[JournalRecord]) -> None:
         """Write records in one go: all, or none when StoreError is raised (NotJsonError where one is to blame).
 
-        A kill leaves all of them or none; a power cut may leave some: see `rewards_to_record`.
+        A kill leaves all of them or none; a power cut may leave some: see `append_rewards`.
         """
         self.append_lines(b"".join(map(line_of, records)))
+
+    def append_rewards(self, rewards: Sequence[Reward]) -> None:
+        """Write what one computation gave one episode, so that no crash leaves a part of it; as `append`.
+
+        Nothing is written where there is none.
+        """
+        if rewards:
+            self.append(rewards[0] if len(rewards) == 1 else RewardGroup(tuple(rewards)))
 
     def append_lines(self, lines: bytes) -> None:
         """Write whole lines of another journal in one go; the caller has checked them.
@@ -441,11 +449,6 @@ def lock_if_abandoned(file: BinaryIO) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def rewards_to_record(rewards: Sequence[Reward]) -> Reward | RewardGroup:
-    """What is appended so that a crash leaves all of these rewards or none."""
-    return rewards[0] if len(rewards) == 1 else RewardGroup(tuple(rewards))
 
 
 def record_to_rewards(record: JournalRecord) -> tuple[Reward, ...]:

@@ -13,11 +13,11 @@ import argparse
 from pathlib import Path
 
 from examples.zoo.run import EXPECTED, report_to_line
+from examples.zoo.twins import scores_to_paired
+from marft_bridge.comparison.contrasts import paired_to_contrasts
 from marft_bridge.comparison.episodes import stored_scores
 from marft_bridge.comparison.records import Contrast, Report
 from marft_bridge.runs.run_folder import RunFolder
-from marft_bridge.statistics import Contrast as PairedContrast
-from marft_bridge.statistics import compare_family
 from trace_store.store import TraceStore
 
 HERE = Path(__file__).parent
@@ -68,25 +68,8 @@ def run_to_line(run: Path, report: Report) -> str:
         newest = [row.run_id for row in runs if row.command == "compare"][-1]
         before, after = (stored_scores(store, newest, name, report.metric) for name in (BEFORE, AFTER))
     minutes = (report.created.timestamp() - runs[0].started_ns / 1e9) / 60
-    keys = sorted(before.keys() & after.keys())
-    base, values = ([scores[key] for key in keys] for scores in (before, after))
-    paired = PairedContrast(AFTER, report.metric, base=base, values=values, clusters=[task for task, _ in keys])
-    (member,) = compare_family([paired], seed=report.setup.seed)
-    result = member.result
-    gain = Contrast(
-        variant=AFTER,
-        metric=report.metric,
-        n=result.n,
-        clusters=result.clusters,
-        mean_a=result.mean_a,
-        mean_b=result.mean_b,
-        diff=result.diff,
-        ci95=result.ci95,
-        p_value=result.p_value,
-        test=result.test,
-        p_adjusted=member.p_adjusted,
-        simultaneous=member.simultaneous,
-    )
+    paired = scores_to_paired(AFTER, report.metric, base=before, values=after)
+    (gain,) = paired_to_contrasts([paired], report.setup.seed)
     return report_to_line(report, minutes, gain=gain, further=report_to_parts(report))
 
 

@@ -37,18 +37,24 @@ Scores = Mapping[tuple[str, int], float]
 """(Task, sample) -> the metric."""
 
 
+def scores_to_paired(variant: str, metric: str, *, base: Scores, values: Scores) -> Contrast:
+    """Two sides pair by pair, over the tasks and samples that both have."""
+    keys = sorted(base.keys() & values.keys())
+    base_values, own_values = ([scores[key] for key in keys] for scores in (base, values))
+    return Contrast(variant, metric, base=base_values, values=own_values, clusters=[task for task, _ in keys])
+
+
 def scores_to_line(scores: Scores, twin_scores: Scores, *, metric: str, twin: str) -> str:
     """What training made of a configuration against what it made of its twin, over the tasks and samples of both.
 
     Raises:
         ValueError: they share fewer than two tasks.
     """
-    keys = sorted(scores.keys() & twin_scores.keys())
-    tasks = [task for task, _ in keys]
-    if len(set(tasks)) < 2:
-        raise ValueError(f"the two comparisons share {len(set(tasks))} tasks; two or more make an interval")
-    base, values = ([one[key] for key in keys] for one in (twin_scores, scores))
-    (member,) = compare_family([Contrast("own", metric, base=base, values=values, clusters=tasks)], seed=0)
+    paired = scores_to_paired("own", metric, base=twin_scores, values=scores)
+    count = len(set(paired.clusters or ()))
+    if count < 2:
+        raise ValueError(f"the two comparisons share {count} tasks; two or more make an interval")
+    (member,) = compare_family([paired], seed=0)
     result = member.result
     low, high = result.ci95
     return (

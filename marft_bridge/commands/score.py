@@ -22,7 +22,7 @@ from marft_bridge.rewards.scoring import Score, Scorer
 from marft_bridge.rollouts.app import load_reward
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.runs.run_store import WAIT_S, open_run_store, take_in_journal
-from trace_store.journal import Journal, rewards_to_record
+from trace_store.journal import Journal
 from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 
@@ -165,8 +165,7 @@ def _score_all(
         with reporter.bars(), reporter.task("score", len(episodes)) as task, asyncio.Runner() as runner:
 
             def keep_score(episode_id: str, score: Score) -> None:
-                if rewards := score.to_rewards(episode_id, time.time_ns(), SOURCE.__add__):
-                    journal.append(rewards_to_record(rewards))
+                journal.append_rewards(score.to_rewards(episode_id, time.time_ns(), SOURCE.__add__))
                 summary.add(score)
                 task.update(summary.episodes, summary.figures())
 

@@ -56,7 +56,7 @@ def pairs_to_deciding_contrasts(
     paired_contrasts = [
         _paired_contrast(name, candidate_pairs, metric, ranks=ranks) for name, candidate_pairs in pairs.items()
     ]
-    rows = _test_family(paired_contrasts, seed)
+    rows = paired_to_contrasts(paired_contrasts, seed)
     if interim_results is None:
         return tuple(rows)
     return tuple(_correct_for_looks(row, interim_results[row.variant], looks, candidates=len(pairs)) for row in rows)
@@ -68,10 +68,13 @@ def pairs_to_secondary_contrasts(
     """The contrasts of every other metric that both sides have on at least `MIN_TASKS` tasks, for one candidate."""
     metrics = shared_metrics(pairs, metric)
     paired_contrasts = [_paired_contrast(name, pairs, secondary, ranks=ranks) for secondary in metrics]
-    return _test_family([paired for paired in paired_contrasts if len(set(paired.clusters or ())) >= MIN_TASKS], seed)
+    return paired_to_contrasts(
+        [paired for paired in paired_contrasts if len(set(paired.clusters or ())) >= MIN_TASKS], seed
+    )
 
 
-def _test_family(paired_contrasts: Sequence[PairedContrast], seed: int) -> list[Contrast]:
+def paired_to_contrasts(paired_contrasts: Sequence[PairedContrast], seed: int) -> list[Contrast]:
+    """Pairs of scores, tested together, as a report has them, in order."""
     members = compare_family(paired_contrasts, seed=seed)
     scores: dict[str, list[float]] = {}  # of all candidates: the deciding metric has one range
     for paired in paired_contrasts:

@@ -30,7 +30,7 @@ from marft_bridge.serving.model_versions import config_to_versions
 from marft_bridge.traces.copies import Copies, record_copy
 from marft_bridge.traces.store_reader import open_for_reading
 from marft_bridge.training.retokenise import NOT_RETOKENISED, Retokeniser, bases_to_retokeniser
-from trace_store.journal import Journal, rewards_to_record
+from trace_store.journal import Journal
 from trace_store.records import Reward, SpanRow, Trajectory
 from trace_store.store import TraceStore
 
@@ -212,8 +212,7 @@ def _store_distilled(
         journal = Journal(folder.journal)
         try:
             for episode in distilled:
-                if episode.rewards:  # first: an episode that came without them would count as distilled
-                    journal.append(rewards_to_record(episode.rewards))
+                journal.append_rewards(episode.rewards)  # first: one that came without them would count as distilled
                 journal.append_all(episode.spans)
             journal.sync()
         finally:

@@ -38,7 +38,6 @@ from marft_bridge.rollouts.run_counts import Tally, most_common_failure
 from marft_bridge.rollouts.user_code import UserCode, error_to_place
 from marft_bridge.tasks.reading import Task
 from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
-from trace_store.journal import rewards_to_record
 
 ATTEMPT = "attempt"  # tag of an episode that repeats a failed one: the number of the attempt; the first is 1
 PROMPT = "prompt:"  # before the name of a node: tag of an episode with the SHA-256 of the prompt that it gave the node
@@ -365,8 +364,8 @@ class Collector:
 
     async def _store_rewards(self, episode_id: str, score: Score) -> None:
         journal = self._graph.recorder.journal
-        if rewards := score.to_rewards(episode_id, time.time_ns()):
-            journal.append(rewards_to_record(rewards))  # an episode with a part of them would never be played again
+        # An episode with a part of them would never be played again.
+        journal.append_rewards(score.to_rewards(episode_id, time.time_ns()))
         await asyncio.to_thread(journal.sync)  # off the loop: other episodes go on, and share the sync
 
 
