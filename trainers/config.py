@@ -317,11 +317,21 @@ class SystemOptions(_Options):
     """Whether the trainer's base model holds its linear layers in 4 bits (QLoRA: NF4 with double quantisation), about
     0.52 bytes a number. Embeddings, norms, the output layer, adapters and their moments stay as they are, and so do the
     model server and a scoring teacher. Needs bitsandbytes: `pip install 'marft-bridge[qlora]'`."""
+    shard_base: bool = False
+    """Whether the decoder layers of the trainer's base model are dealt out over the learners, for a base that one card
+    does not hold: each keeps an equal part of every layer, and has it whole while it computes it (FSDP2). The same
+    result, for more messages. Needs train.learners of 2 or more; not with load_in_4bit."""
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda|cuda:\d{1,3})$")
     """`cpu`, `cuda`, or one card by number, as `cuda:1`; `auto` takes CUDA where there is some. In bridge.toml
     train.devices names the card."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads for torch; None leaves torch's choice."""
+
+    @model_validator(mode="after")
+    def _weights_can_be_dealt_out(self) -> SystemOptions:
+        if self.shard_base and self.load_in_4bit:
+            raise ValueError("system.shard_base deals out whole weights, so it does not go with system.load_in_4bit")
+        return self
 
 
 class ScheduleOptions(_Options):

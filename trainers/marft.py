@@ -30,7 +30,7 @@ from trace_store.records import TOOLS_OF, Episode, Reward, Trajectory
 from trainers.advantages.arrays import Floats, rows_by_key
 from trainers.advantages.estimate import Estimate, normalize_estimate
 from trainers.batch import ActionItem, EpisodeItem, Round, Use, episodes_to_round, forced_share, trajectories_to_round
-from trainers.checks.memory_guard import out_of_memory_told
+from trainers.checks.memory_guard import failures_told
 from trainers.checks.reality import check_moved
 from trainers.common.free_memory import give_back_card_memory
 from trainers.common.workers import Workers
@@ -104,7 +104,7 @@ class MarftTrainer:
 
     # -- stored episodes -----------------------------------------------------------------------------------------
 
-    @out_of_memory_told
+    @failures_told
     def warm_up(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         """Stored episodes to pre-trained critics, on their (discounted) team rewards.
 
@@ -123,7 +123,7 @@ class MarftTrainer:
         fields = {"critic": critic, "actions": len(data.items)}
         return _result(data, fields, time.perf_counter() - started)
 
-    @out_of_memory_told
+    @failures_told
     def replay(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         """Stored episodes to adapters, as `offline.mode` says; see `trainers.offline.phases`.
 
@@ -157,7 +157,7 @@ class MarftTrainer:
         fields = {"mode": options.mode, "agents": agents, "used": len(data.items), "warnings": warnings}
         return _result(data, fields, time.perf_counter() - started)
 
-    @out_of_memory_told
+    @failures_told
     def distil(self, stored: Sequence[Trajectory], taught: Sequence[Trajectory]) -> dict[str, Any]:
         """One round of imitation of a teacher, on prompts that the trained policies came to (DAgger, arXiv 1011.0686).
 
@@ -194,7 +194,7 @@ class MarftTrainer:
         fields["warnings"] = self._check_reality(agents)
         return _result(data, fields, {"score": None, "update": time.perf_counter() - started})
 
-    @out_of_memory_told
+    @failures_told
     def distil_on_policy(
         self, trajectories: Sequence[Trajectory], teacher_dir: Path, *, newest: int | None = None
     ) -> dict[str, Any]:
@@ -335,7 +335,7 @@ class MarftTrainer:
 
     # -- on-policy rounds ----------------------------------------------------------------------------------------
 
-    @out_of_memory_told
+    @failures_told
     def update(
         self,
         trajectories: Sequence[Trajectory],

@@ -171,7 +171,8 @@ class Placement:
         if not torch.cuda.is_available():
             return None
         directories = {node: directory_of(self._bases, node) for node in nodes}
-        guard = MemoryGuard(options, options_to_adapters(options, nodes, directories), torch.device("cuda"))
+        adapters = options_to_adapters(options, nodes, directories)
+        guard = MemoryGuard(options, adapters, torch.device("cuda"), learners=self._config.train.learners)
         plan, devices = guard.plan(), self._config.train.devices
         learners = self._config.learners_here
         if plan is None:

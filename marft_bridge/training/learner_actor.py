@@ -67,17 +67,18 @@ class LearnerActor:
         process = f"{socket.gethostname()}, process {os.getpid()}"
         return Location(self._host, process, tuple(filter(None, cards.split(","))))
 
-    def check(self, needs: LearnerNeeds, device: str, sharers: int) -> str | None:
+    def check(self, needs: LearnerNeeds, device: str, sharers: int, *, learners: int) -> str | None:
         """What is wrong with this machine; None when nothing is.
 
         Args:
             device: where this learner will compute.
             sharers: learners in this machine's memory, where they compute on the CPU.
+            learners: all of them.
         """
         try:
             if self._folder is not None:
                 os.chdir(self._folder)
-            return _find_difference(needs) or _find_missing_memory(needs, device, sharers)
+            return _find_difference(needs) or _find_missing_memory(needs, device, sharers, learners=learners)
         except OSError as error:
             return (
                 f"cannot read {error.filename!r}: {error.strerror}; every machine of the cluster needs it under the "
@@ -138,14 +139,14 @@ def _find_difference(needs: LearnerNeeds) -> str | None:
     return None
 
 
-def _find_missing_memory(needs: LearnerNeeds, device: str, sharers: int) -> str | None:
+def _find_missing_memory(needs: LearnerNeeds, device: str, sharers: int, *, learners: int) -> str | None:
     from trainers.checks.memory_guard import MemoryGuard
     from trainers.config import TrainerOptions
 
     model_dirs = {agent: Path(folder) for agent, folder in needs.model_dirs.items()}
     options = TrainerOptions.model_validate(needs.options)
     options = options.model_copy(update={"system": options.system.model_copy(update={"device": device})})
-    guard = MemoryGuard.of_agents(options, model_dirs, list(model_dirs), learners=sharers)
+    guard = MemoryGuard.of_agents(options, model_dirs, list(model_dirs), sharers=sharers, learners=learners)
     guard.check()
     if needs.teacher_dir is not None:
         guard.check_teacher(Path(needs.teacher_dir))

@@ -97,10 +97,10 @@ class RayLearners:
             follower.location = location
             follower.name = f"{follower.name} ({location.process})"
         self._refuse_taken_cards()
-        sharers, needs = self.count_sharers(), self._needs()
+        devices, sharers, needs = self._devices, self.count_sharers(), self._needs()
         refs = [
-            (follower, follower.actor.check.remote(needs, self._devices[follower.rank], sharers[follower.rank]))
-            for follower in self._followers
+            (f, f.actor.check.remote(needs, devices[f.rank], sharers[f.rank], learners=len(sharers)))
+            for f in self._followers
         ]
         self._refuse_failed(refs)
         machines = len({self._host, *(f.location.host for f in self._followers if f.location is not None)})

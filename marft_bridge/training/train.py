@@ -155,6 +155,11 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
     learner_count = count_learners(config.train.learners)
     config = config.model_copy(update={"train": config.train.model_copy(update={"learners": learner_count})})
     folder = RunFolder(config.run_folder)
+    if config.train.trainer.system.shard_base and learner_count == 1:
+        raise ConfigError(
+            "train.trainer.system.shard_base deals the base model out over several learners, and there is one: set "
+            "train.learners to 2 or more, or leave it out"
+        )
     require_loggers(config.train.loggers)
     if config.train.trainer.system.load_in_4bit:
         require_extra("qlora", "train.trainer.system.load_in_4bit")
@@ -176,7 +181,11 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
         reporter.say(device_line)
     # before a server is started in vain; the trainer checks again once the server has taken its share of the GPU
     memory = MemoryGuard.of_agents(
-        placement.trainer_options(), model_dirs, config.graph.nodes, learners=config.learners_here
+        placement.trainer_options(),
+        model_dirs,
+        config.graph.nodes,
+        sharers=config.learners_here,
+        learners=learner_count,
     )
     memory.check()
     teacher_dir = config_to_teacher(config, versions.bases, reporter.say)

@@ -351,7 +351,7 @@ LACKS: dict[str, tuple[Callable[[LearnerNeeds], LearnerNeeds], str]] = {
 @pytest.mark.parametrize("kind", LACKS)
 def test_what_a_learner_does_not_find_on_its_machine_is_one_line(kind: str, whole: LearnerNeeds) -> None:
     change, text = LACKS[kind]
-    failure = LearnerActor(None).check(change(whole), "cpu", 1)
+    failure = LearnerActor(None).check(change(whole), "cpu", 1, learners=2)
     if not text:
         assert failure is None
         return
@@ -361,14 +361,14 @@ def test_what_a_learner_does_not_find_on_its_machine_is_one_line(kind: str, whol
 
 
 def test_memory_is_looked_at_where_the_learner_will_be_and_for_all_that_share_it(whole: LearnerNeeds) -> None:
-    assert LearnerActor(None).check(whole, "cpu", 1) is None
-    failure = LearnerActor(None).check(whole, "cpu", 10**9)
+    assert LearnerActor(None).check(whole, "cpu", 1, learners=2) is None
+    failure = LearnerActor(None).check(whole, "cpu", 10**9, learners=2)
     assert failure is not None
     assert failure.startswith("training needs about ")
 
 
 def test_a_folder_of_the_command_that_is_not_there_is_one_line(whole: LearnerNeeds) -> None:
-    failure = LearnerActor("/none/of/these").check(whole, "cpu", 1)
+    failure = LearnerActor("/none/of/these").check(whole, "cpu", 1, learners=2)
     assert failure == (
         "cannot read '/none/of/these': No such file or directory; every machine of the cluster needs it under the same "
         "path"

@@ -18,6 +18,7 @@ from trainers.batch import ActionItem
 from trainers.checks.memory_plan import Base, Calls, MemoryPlan, model_to_shape, plan_memory, weights_to_bytes
 from trainers.common.byte_text import bytes_to_text
 from trainers.common.free_memory import free_bytes, leaves_holes
+from trainers.common.workers import losses_told
 from trainers.config import TrainerOptions
 from trainers.errors import TrainError
 
@@ -37,6 +38,7 @@ class MemoryGuard:
         free: what is free on it; None asks the machine.
         sharers: processes that take as much each of what is free, this one among them: on the CPU of one memory, else
             each of its own card's.
+        learners: processes that train together, over which `system.shard_base` deals layers out.
         meet: returns once all processes that train together have called it. None of them takes memory between the
             first meeting of `check`, `expect` or `check_teacher` and the second, so that each sees all that is free.
     """
@@ -49,10 +51,11 @@ class MemoryGuard:
         free: Callable[[torch.device], int | None] | None = None,
         *,
         sharers: int = 1,
+        learners: int = 1,
         meet: Callable[[], None] = lambda: None,
     ) -> None:
         self.options, self.device, self._free = options, device, free or free_bytes
-        self._sharers, self._meet = sharers, meet
+        self._sharers, self._learners, self._meet = sharers, learners, meet
         self._bases: list[Base] | None = []
         for model_dir in dict.fromkeys(plan.model_dir for plan in adapters.values()):
             base_plans = [plan for plan in adapters.values() if plan.model_dir == model_dir]
@@ -71,15 +74,17 @@ class MemoryGuard:
         model_dir: Path | Mapping[str, Path],
         agents: Sequence[str],
         *,
+        sharers: int = 1,
         learners: int = 1,
     ) -> MemoryGuard:
         """For agents on one base model, or on one each, before there is a trainer.
 
         Args:
-            learners: processes that will hold as much each; `sharers`.
+            sharers: learners that will hold as much each, on this machine.
+            learners: all of them.
         """
         adapters = options_to_adapters(options, agents, model_dir)
-        return cls(options, adapters, options_to_device(options), sharers=learners)
+        return cls(options, adapters, options_to_device(options), sharers=sharers, learners=learners)
 
     def plan(self) -> MemoryPlan | None:
         """With what is known of the calls; None for architectures without an estimate."""
@@ -167,7 +172,14 @@ class MemoryGuard:
     def _plan(self, options: TrainerOptions) -> MemoryPlan | None:
         if self._bases is None:
             return None
-        return plan_memory(options, self._bases, self._calls, device=self.device.type, leaves_holes=leaves_holes())
+        return plan_memory(
+            options,
+            self._bases,
+            self._calls,
+            device=self.device.type,
+            leaves_holes=leaves_holes(),
+            learners=self._learners,
+        )
 
     def _total(self, options: TrainerOptions) -> int:
         """What must fit on the device; features are in host memory."""
@@ -182,7 +194,7 @@ class MemoryGuard:
         if least is None:
             longer = self._calls.longest > self.options.system.tokens_per_microbatch
             smaller = f"free memory, take a smaller base model{' or shorter calls' if longer else ''}"
-            return smaller + self._advice_of_four_bits(room)
+            return smaller + self._advice_of_shards(room) + self._advice_of_four_bits(room)
         if self.options.system.activation_checkpointing:
             return f"set trainer.system.tokens_per_microbatch to {least} or less"
         largest = self._largest(plain, room)
@@ -191,9 +203,18 @@ class MemoryGuard:
         fits = f", or {_SAVE.removeprefix('set ')}" if self._total(saving) <= room else ""
         return f"set trainer.system.tokens_per_microbatch to {largest} or less{fits}"
 
+    def _advice_of_shards(self, room: int) -> str:
+        """What else makes training fit where there are several learners, or nothing."""
+        system = self.options.system
+        if self._learners == 1 or system.shard_base or system.load_in_4bit:
+            return ""
+        if self._largest(_with(self.options, shard_base=True, activation_checkpointing=True), room) is None:
+            return ""
+        return ", or set trainer.system.shard_base and activation_checkpointing to true"
+
     def _advice_of_four_bits(self, room: int) -> str:
         """What else makes training fit on a card, or nothing."""
-        if self.device.type != "cuda" or self.options.system.load_in_4bit:
+        if self.device.type != "cuda" or self.options.system.load_in_4bit or self.options.system.shard_base:
             return ""
         smallest = _with(self.options, load_in_4bit=True, activation_checkpointing=True)
         largest = self._largest(smallest, room)
@@ -249,13 +270,17 @@ class _Trains(Protocol):
 S = TypeVar("S", bound=_Trains)
 
 
-def out_of_memory_told(method: Callable[Concatenate[S, P], X]) -> Callable[Concatenate[S, P], X]:
-    """A trainer's method to the same one, whose failure to get memory is one line with what to change."""
+def failures_told(method: Callable[Concatenate[S, P], X]) -> Callable[Concatenate[S, P], X]:
+    """A trainer's method to the same one, whose failure to get memory is one line with what to change.
+
+    So is the loss of another process in a pass of a sharded base.
+    """
 
     @wraps(method)
     def guarded(self: S, /, *args: P.args, **kwargs: P.kwargs) -> X:
         try:
-            return method(self, *args, **kwargs)
+            with losses_told():
+                return method(self, *args, **kwargs)
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise

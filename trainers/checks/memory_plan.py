@@ -38,6 +38,8 @@ _READS = {
     "down_proj": "gated",
 }
 _BLOCK, _BLOCK_OF_SCALES = 64, 256  # of NF4 with double quantisation: numbers of one scale, and scales of one scale
+# Sharded layers that are whole at a time: the one that is computed, the next one, and the message that it came in.
+_WHOLE_LAYERS = 3
 _RUNTIME = {"cpu": 64 * 2**20, "cuda": 128 * 2**20}  # classes of the model, buffers of threads, workspaces of libraries
 
 
@@ -124,13 +126,20 @@ class MemoryPlan:
 
 
 def plan_memory(
-    options: TrainerOptions, bases: Sequence[Base], calls: Calls, device: str, leaves_holes: bool
+    options: TrainerOptions,
+    bases: Sequence[Base],
+    calls: Calls,
+    device: str,
+    leaves_holes: bool,
+    *,
+    learners: int = 1,
 ) -> MemoryPlan:
     """What one process takes that trains these adapters; each base model is in memory, and one pass at a time.
 
     Args:
         device: "cpu" (float32 base) or "cuda" (bfloat16 base).
         leaves_holes: see `trainers.common.free_memory`; layers that are computed again leave none.
+        learners: processes over which `system.shard_base` deals layers out.
     """
     size = _number_bytes(device)
     positions = max(options.system.tokens_per_microbatch, calls.longest)
@@ -140,7 +149,7 @@ def plan_memory(
     )
     holes = device == "cpu" and leaves_holes and not options.system.activation_checkpointing
     return MemoryPlan(
-        weights=sum(_base_to_bytes(base.shape, options, size) for base in bases),
+        weights=sum(_base_to_bytes(base.shape, options, size, learners=learners) for base in bases),
         # weight, gradient and two moments in float32; a frozen one has its weight only
         adapters=4 * sum((4 * base.trained + base.frozen) * base.shape.adapter for base in bases),
         runtime=_RUNTIME[device],
@@ -149,6 +158,7 @@ def plan_memory(
         scratch=max(
             _scratch(base.shape, options, positions, longest=calls.longest, size=size)
             + (largest_whole_weight(base.shape, size) if options.system.load_in_4bit else 0)
+            + (_WHOLE_LAYERS * size * _largest_layer(base.shape) if options.system.shard_base else 0)
             for base in bases
         ),
         # once in the cache of the round, once laid end to end for a critic
@@ -212,8 +222,15 @@ def largest_whole_weight(shape: ModelShape, size: int) -> int:
     return size * numbers + 4 * -(-numbers // _BLOCK)
 
 
-def _base_to_bytes(shape: ModelShape, options: TrainerOptions, size: int) -> int:
+def _base_to_bytes(shape: ModelShape, options: TrainerOptions, size: int, *, learners: int) -> int:
+    if options.system.shard_base:
+        dealt_out = sum(sum(layer.linear) for layer in shape.layers)  # norms are a few thousand numbers a layer
+        return size * (shape.weights - dealt_out + -(-dealt_out // learners))
     return four_bit_weights_to_bytes(shape, size) if options.system.load_in_4bit else size * shape.weights
+
+
+def _largest_layer(shape: ModelShape) -> int:
+    return max(sum(layer.linear) for layer in shape.layers)
 
 
 def _number_bytes(device: str) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from trainers.errors import TrainError
 from trainers.scoring.four_bit import scales
+from trainers.scoring.sharded_base import own_part
 
 _CHUNK = 2**16  # words hashed at a time: their products stay in the cache
 _MIX = 0x9E3779B97F4A7C15  # odd, so that multiplying by it loses nothing
@@ -38,9 +39,12 @@ def tensors_to_fingerprint(tensors: Mapping[str, Tensor]) -> Fingerprint:
 
 
 def base_fingerprint(model: torch.nn.Module) -> Fingerprint:
-    """Every weight and buffer of a model but its LoRA matrices, to what `check_frozen` compares."""
+    """Every weight and buffer of a model but its LoRA matrices, to what `check_frozen` compares.
+
+    Of weights that are dealt out over processes the part that is here.
+    """
     named_tensors = [*model.named_parameters(), *model.named_buffers(), *scales(model).items()]
-    return tensors_to_fingerprint({name: tensor for name, tensor in named_tensors if "lora_" not in name})
+    return tensors_to_fingerprint({name: own_part(tensor) for name, tensor in named_tensors if "lora_" not in name})
 
 
 def check_frozen(old_fingerprint: Fingerprint, new_fingerprint: Fingerprint) -> None:

@@ -6,11 +6,11 @@ of the policies are split: process k of n takes every n-th micro-batch. Sums com
 them, so that they also agree on what they decide by these sums. Against a single process, sums differ by the rounding
 of another order of addition.
 
-Invariant: every method but `mine` is a meeting: all processes call the same ones in the same order, also one whose
-share is empty; where one of them has ended, the others get a LostProcessError. A single process computes what it would
-without this module. It knows nothing of models, rounds or losses. `accelerate launch --multi_gpu` or `torchrun` start
-the processes, on machines without a GPU too (accelerate's `--cpu` starts one only, as of 1.15 and without MPI). NCCL
-carries the sums between GPUs, gloo between CPUs.
+Invariant: every method but `mine` and `turns` is a meeting: all processes call the same ones in the same order, also
+one whose share is empty; where one of them has ended, the others get a LostProcessError. A single process computes
+what it would without this module. It knows nothing of models, rounds or losses. `accelerate launch --multi_gpu` or
+`torchrun` start the processes, on machines without a GPU too (accelerate's `--cpu` starts one only, as of 1.15 and
+without MPI). NCCL carries the sums between GPUs, gloo between CPUs.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch import Tensor
 from trainers.errors import LostProcessError, TrainError
 
 X = TypeVar("X")
+_GLOO = "gloo/transport"  # in what its errors say
 MESSAGE_NUMBERS = 2**22  # of what is gathered at a time: 16 MiB, however large a round's vectors are together
 
 
@@ -85,6 +86,12 @@ class Workers:
     def mine(self, batches: Sequence[X]) -> list[X]:
         """Every `count`-th batch, from the `rank`-th on; empty when there are fewer batches than processes."""
         return list(batches[self.rank :: self.count])
+
+    def turns(self, batches: Sequence[X]) -> Iterator[X | None]:
+        """As `mine`, in step with the others: None at the end when this process has none left and others do."""
+        for first in range(0, len(batches), self.count):
+            own = first + self.rank
+            yield batches[own] if own < len(batches) else None
 
     def add_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Replaces every gradient by its sum over processes, in one message.
@@ -233,8 +240,27 @@ def meeting() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise LostProcessError(
-            f"another of the processes that train together has ended or does not answer ({reason}): see what it said, "
-            "and start all of them again"
-        ) from None
+        raise _to_lost_process(error) from None
+
+
+@contextmanager
+def losses_told() -> Iterator[None]:
+    """As `meeting`, around what has errors of its own too, which stay what they are: passes of a sharded base.
+
+    Raises:
+        LostProcessError: another process has ended, or does not answer.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and _GLOO not in str(error):  # gloo has no class of its own
+            raise
+        raise _to_lost_process(error) from None
+
+
+def _to_lost_process(error: RuntimeError) -> LostProcessError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return LostProcessError(
+        f"another of the processes that train together has ended or does not answer ({reason}): see what it said, "
+        "and start all of them again"
+    )

@@ -33,6 +33,7 @@ from trainers.credit.critic import Critic
 from trainers.credit.value_loss import explained_variance
 from trainers.scoring.microbatch import rows_to_even_groups
 from trainers.scoring.model import PolicyModel, Tick
+from trainers.scoring.passes import scoring_passes
 
 _Request = tuple[str, tuple[int, ...], tuple[int, ...]]  # agent, token sequence, columns
 _ModelRequest = tuple[int, tuple[int, ...], tuple[int, ...]]  # id of the base model, token sequence, columns
@@ -256,10 +257,9 @@ class TeamCritics:
             return model.features_at(sequences, columns, self._budget, tick=tick)
         groups = rows_to_even_groups(sequences, self._budget, shares=workers.count, rows_to_groups=model.rows_to_groups)
         parts: list[tuple[int, Tensor]] = []
-        for group in workers.mine(groups):
-            features = model.features_at(
-                [sequences[i] for i in group], [columns[i] for i in group], self._budget, tick=tick
-            )
+        for group in scoring_passes(model, workers, groups):
+            features = model.features_in_one_pass([sequences[i] for i in group], [columns[i] for i in group])
+            tick(len(group))
             parts += zip(group, (features_CH.flatten() for features_CH in features), strict=True)
         lengths = [model.width * len(part) for part in columns]
         # on the host, as a single process has them: a long round's would not fit beside the model on a card

@@ -8,14 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from trainers import checkpoint
 from trainers.common.free_memory import give_back_card_memory
+from trainers.common.workers import losses_told
 from trainers.config import TrainerOptions
 from trainers.learners.calls import END, Calls, value_to_part
 from trainers.learners.group import workers_on
-from trainers.learners.leader import BUILD
+from trainers.learners.leader import BUILD, IDLE
 from trainers.marft import MarftTrainer
 
 
@@ -40,7 +42,16 @@ def follow() -> None:
         _finish(trainer)
 
 
+def _idle(trainer: MarftTrainer, base: int, passes: int) -> None:
+    """Goes through a base's layers as often as the leader, which computes something for itself."""
+    model = list(trainer.policies.models.values())[base]
+    with losses_told(), torch.no_grad():
+        for _ in range(passes):
+            model.idle_pass(None)
+
+
 _CALLS: dict[str, Any] = {
+    IDLE: _idle,
     "warm_up": MarftTrainer.warm_up,
     "replay": MarftTrainer.replay,
     "distil": MarftTrainer.distil,

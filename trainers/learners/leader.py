@@ -21,6 +21,7 @@ from trainers.learners.calls import END, Calls, Part, part_to_value
 from trainers.marft import MarftTrainer, Progress
 
 BUILD = "build"
+IDLE = "idle"
 
 
 class LeadingTrainer(MarftTrainer):
@@ -54,6 +55,7 @@ class LeadingTrainer(MarftTrainer):
             workers=workers,
             is_heldout=is_heldout,
         )
+        self.policies.others_idle = self._others_idle
         self.policies.workers.wait()  # until the followers have loaded their models
 
     def wait(self) -> None:
@@ -92,6 +94,14 @@ class LeadingTrainer(MarftTrainer):
         """As `MarftTrainer.update`; the followers tell nobody of the credits."""
         with self._led("update", trajectories=trajectories, replayed=replayed, newest=newest):
             return super().update(trajectories, replayed, credited, newest=newest)
+
+    @contextmanager
+    def _others_idle(self, base: int, passes: int) -> Iterator[None]:
+        if not self.options.system.shard_base:
+            yield
+            return
+        with self._led(IDLE, base=base, passes=passes):
+            yield
 
     @contextmanager
     def _led(self, name: str, **parts: Part) -> Iterator[None]:

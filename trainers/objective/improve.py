@@ -11,13 +11,12 @@ Shapes: lists are parallel to the items, one tensor per action: _T tensors have 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trainers.common.workers import Workers
 from trainers.config import TrainerOptions
 from trainers.objective.adapter_round import AdapterRound, PreparedRound
 from trainers.objective.minibatch_loss import Scored, scored_to_linear_loss, scored_to_loss
@@ -66,9 +65,10 @@ def improve(
             gradient_share = gradient_share_of(learner, prepared, chosen)
         kl_of_step = 0.0
         learner.optimizer.zero_grad()
-        for batch in _turns(learner.workers, learner.microbatches(data.items, chosen)):
+        for batch in learner.workers.turns(learner.microbatches(data.items, chosen)):
             with torch.set_grad_enabled(not stopped):  # after a stop only the minibatch's KL is still to be told
                 scored = None if batch is None else _score(learner, prepared, batch)
+                idle = learner.model.idle_pass(learner.adapter) if batch is None else None
             kl = 0.0 if batch is None or scored is None else prepared.kl_sum(scored, batch)
             kl_of_step += learner.workers.add([kl])[0]
             if options.objective.kl_stop is not None and kl_of_step > options.objective.kl_stop * step_tokens:
@@ -80,6 +80,8 @@ def improve(
                 for name in _SUMS:
                     sums[name] += loss_metrics[name]
                 tick(int(loss_metrics["actions"]))
+            if idle is not None and not stopped:
+                learner.model.idle_backward(idle, learner.adapter)
         kl_sum += kl_of_step
         tokens += step_tokens
         if stopped:
@@ -142,13 +144,6 @@ def _mean_norm(norms: Sequence[float], prepared: PreparedRound) -> float | None:
     return math.fsum(norms) / len(norms)
 
 
-def _turns(workers: Workers, batches: Sequence[MicroBatch]) -> Iterator[MicroBatch | None]:
-    """This process's micro-batches, in step with the others; None when it has none left and others do."""
-    for first in range(0, len(batches), workers.count):
-        mine = first + workers.rank
-        yield batches[mine] if mine < len(batches) else None
-
-
 def _score(learner: AdapterLearner, prepared: PreparedRound, batch: MicroBatch) -> Scored:
     """A micro-batch under the current policy."""
     entropy_T = None
@@ -165,7 +160,10 @@ def gradient_share_of(
     """Norm of each reward's part of the gradient of a minibatch, as shares; None when there is no gradient."""
     totals = {name: [torch.zeros_like(p) for p in learner.parameters] for name in prepared.data.source_U}
     batches = learner.microbatches(prepared.data.items, chosen)
-    for batch in learner.workers.mine(batches):
+    for batch in learner.workers.turns(batches):
+        if batch is None:
+            learner.model.idle_pass(learner.adapter, backwards=len(totals))
+            continue
         scored = _score(learner, prepared, batch)
         for name, total in totals.items():
             loss = scored_to_linear_loss(prepared.with_source(scored, batch, name), prepared.options)

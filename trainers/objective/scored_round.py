@@ -27,6 +27,7 @@ from trainers.scoring.effective_sample_size import gate_actions
 from trainers.scoring.masked_tokens import force_tokens, masked_tokens, open_forced
 from trainers.scoring.microbatch import items_to_microbatches
 from trainers.scoring.model import Tick
+from trainers.scoring.passes import scoring_passes
 from trainers.scoring.sampling import Sampling, items_to_sampling, items_to_weights
 
 _SPOT_CHECKS = 8  # actions per adapter and round that are scored again when the engine's log-probs are taken
@@ -216,7 +217,7 @@ def _reference_logprobs(
             budget, workers = options.system.tokens_per_microbatch, policies.workers
             scored: list[tuple[int, Tensor]] = []
             batches = items_to_microbatches(items, budget, rows_to_groups=model.rows_to_groups, shares=workers.count)
-            for batch in workers.mine(batches):
+            for batch in scoring_passes(model, workers, batches):
                 logp_T, features_TH = model.logprobs_and_features(batch)
                 lengths = list(batch.lengths)
                 scored += zip(batch.items, torch.split(logp_T, lengths), strict=True)

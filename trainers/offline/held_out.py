@@ -16,6 +16,7 @@ import torch
 
 from trainers.batch import ActionItem
 from trainers.policies.adapter_learner import AdapterLearner
+from trainers.scoring.passes import scoring_passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def measure_held_out(learner: AdapterLearner, items: Sequence[ActionItem]) -> di
     agents = sorted({item.agent for item in items})
     log_prob = dict.fromkeys(agents, 0.0)
     exact = dict.fromkeys(agents, 0.0)
-    for batch in learner.workers.mine(learner.microbatches(items)):
+    for batch in scoring_passes(learner.model, learner.workers, learner.microbatches(items)):
         logp_T, greedy_T = learner.model.logprobs_and_greedy(learner.adapter, batch)
         lengths = list(batch.lengths)
         parts = zip(batch.items, torch.split(logp_T.double(), lengths), torch.split(greedy_T, lengths), strict=True)

@@ -33,6 +33,7 @@ from trainers.policies.adapter_learner import AdapterLearner
 from trainers.scoring.logratios import k3
 from trainers.scoring.microbatch import MicroBatch, random_minibatches
 from trainers.scoring.model import Tick
+from trainers.scoring.passes import scoring_passes
 
 _HELD_SHARE = 8  # one task in so many is held out
 _PATIENCE = 2  # epochs without better held-out actions before the phase ends
@@ -143,7 +144,10 @@ class _Phase:
         for chosen in random_minibatches(len(self.fitted), 1, self.minibatches, generator=generator):
             self.learner.optimizer.zero_grad()
             rows = [self.fitted[i] for i in chosen]
-            for batch in self.learner.workers.mine(self.learner.microbatches(self.data.items, rows)):
+            for batch in self.learner.workers.turns(self.learner.microbatches(self.data.items, rows)):
+                if batch is None:
+                    self.learner.model.idle_pass(self.learner.adapter, backwards=1)
+                    continue
                 loss, coefficient_A = self._loss(batch, min(self.minibatches, len(self.fitted)))
                 loss.backward()  # type: ignore[no-untyped-call]
                 self.loss_sum += float(loss.detach())
@@ -163,7 +167,8 @@ class _Phase:
         if not self.held:
             return None
         total = 0.0
-        for batch in self.learner.workers.mine(self.learner.microbatches(self.data.items, self.held)):
+        batches = self.learner.microbatches(self.data.items, self.held)
+        for batch in scoring_passes(self.learner.model, self.learner.workers, batches):
             row_T, rows = batch.row_T.to(self.device), list(batch.items)
             new_T = self.learner.model.logprobs(self.learner.adapter, batch)
             good_A = self._coefficients(rows, log_ratio=0.0).clamp(min=0)

@@ -21,6 +21,7 @@ from trainers.config import TrainerOptions
 from trainers.errors import TrainError
 from trainers.scoring.microbatch import MicroBatch, items_to_microbatches
 from trainers.scoring.model import PolicyModel, Tick
+from trainers.scoring.passes import scoring_passes
 
 
 class AdapterLearner:
@@ -73,12 +74,13 @@ class AdapterLearner:
         """Log-probs of each action's decided tokens under the current policy, or the base model's; one tensor each.
 
         Args:
-            is_shared: all processes score them together; else this one does it alone, and meets nobody.
+            is_shared: all processes score them together; else this one does it alone, and meets nobody, unless it is
+                for the layers of a sharded base: then the others must make as many passes (`PolicyModel.idle_pass`).
         """
         workers = self.workers if is_shared else Workers.alone()
         scored: list[tuple[int, Tensor]] = []
         batches = self.microbatches(items, shares=workers.count)
-        for batch in workers.mine(batches):
+        for batch in scoring_passes(self.model, workers, batches):
             logp_T = self.model.logprobs(None if reference else self.adapter, batch)
             scored += zip(batch.items, torch.split(logp_T, list(batch.lengths)), strict=True)
             if tick is not None:

@@ -6,8 +6,8 @@ nothing of rewards, rounds or advantages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from trainers.adapters.adapter_map import options_to_adapters
 from trainers.batch import ActionItem
 from trainers.checks.memory_guard import MemoryGuard, options_to_device
 from trainers.checks.reality import Fingerprint, base_fingerprint, check_frozen, tensors_to_fingerprint
-from trainers.common.workers import Workers
+from trainers.common.workers import Workers, losses_told
 from trainers.config import TrainerOptions
 from trainers.errors import TrainError
 from trainers.policies.adapter_learner import AdapterLearner
@@ -59,6 +59,8 @@ class Policies:
             for name, plan in self.adapters.items()
             if not plan.frozen
         }
+        self.others_idle: Callable[[int, int], AbstractContextManager[None]] = lambda _base, _passes: nullcontext()
+        """Has the other processes make so many idle passes of a base, by its position, while the context lasts."""
         self.note_frozen()
 
     def adapter_of(self, agent: str) -> str:
@@ -137,7 +139,9 @@ class Policies:
                     agent, action.prompt_ids, action.sampled_ids, behaviour=None, temperature=action.temperature or 1.0
                 )
             )
-        return [logp_T.tolist() for logp_T in learner.logprobs(items, reference, is_shared=False)]
+        base = list(self.models.values()).index(learner.model)
+        with losses_told(), self.others_idle(base, len(learner.microbatches(items, shares=1))):
+            return [logp_T.tolist() for logp_T in learner.logprobs(items, reference, is_shared=False)]
 
     def note_frozen(self) -> None:
         """Takes the frozen weights as they are now for what must not change; after they were loaded on purpose."""
@@ -167,22 +171,28 @@ class Policies:
         device = options_to_device(options)
         if device.type == "cuda" and workers.count > 1:
             device = workers.device
-        self.memory = MemoryGuard(options, self.adapters, device, sharers=workers.sharers, meet=workers.wait)
+        if options.system.shard_base and workers.count == 1:
+            raise TrainError("trainer.system.shard_base: nothing to deal out over: one process trains")
+        self.memory = MemoryGuard(
+            options, self.adapters, device, sharers=workers.sharers, learners=workers.count, meet=workers.wait
+        )
         self.memory.check()
         names: dict[Path, list[str]] = {}
         for plan in self.adapters.values():
             names.setdefault(plan.model_dir, []).append(plan.name)
-        models = {
-            path: PolicyModel(
-                path,
-                group,
-                options.lora,
-                device=str(device),
-                seed=seed,
-                checkpointing=options.system.activation_checkpointing,
-                load_in_4bit=options.system.load_in_4bit,
-            )
-            for path, group in names.items()
-        }
+        with losses_told():
+            models = {
+                path: PolicyModel(
+                    path,
+                    group,
+                    options.lora,
+                    device=str(device),
+                    seed=seed,
+                    checkpointing=options.system.activation_checkpointing,
+                    load_in_4bit=options.system.load_in_4bit,
+                    is_sharded=options.system.shard_base,
+                )
+                for path, group in names.items()
+            }
         self.memory.loaded()
         return models

@@ -15,7 +15,7 @@ Shapes: N positions (all leading dimensions together), I inputs, O outputs, R ra
 # ruff: noqa: N803, N806 (shape suffixes)
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any
 
@@ -155,9 +155,16 @@ class _Gated(torch.autograd.Function):
         return gate_gradient, torch.nn.functional.silu(gate_NI).mul_(gradients[0])
 
 
-def speed_up(model: torch.nn.Module) -> None:
-    """Gives the layers of a frozen model and its LoRA adapters their faster forward pass, on whatever device it is."""
+def speed_up(model: torch.nn.Module, *, but: Iterable[torch.nn.Module] = ()) -> None:
+    """Gives the layers of a frozen model and its LoRA adapters their faster forward pass, on whatever device it is.
+
+    Args:
+        but: parts of the model that are left as they are.
+    """
+    left_out = {module for part in but for module in part.modules()}
     for path, module in list(model.named_modules()):
+        if module in left_out:
+            continue
         if isinstance(module, LoraLinear) and type(module.base_layer) is torch.nn.Linear:
             _replace(module, partial(_adapted_forward, module, module.forward))
         elif _adapts_bits(module):

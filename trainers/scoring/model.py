@@ -33,6 +33,7 @@ from trainers.scoring.four_bit import compute_by_whole_weights, require_bitsandb
 from trainers.scoring.hidden_states import hidden_at, rows_to_passes
 from trainers.scoring.microbatch import MicroBatch, rows_to_rectangle
 from trainers.scoring.packed import ON_TREE, find_packing
+from trainers.scoring.sharded_base import shard_layers, whole
 from trainers.scoring.shared_prefix import can_share_prefixes
 from trainers.scoring.token_logprobs import (
     hidden_to_logprobs,
@@ -56,10 +57,12 @@ class PolicyModel:
             adapter is the base model exactly.
         checkpointing: whether decoder layers compute their activations again in backward (`activation_checkpointing`).
         load_in_4bit: whether the base's linear layers are held in 4 bits (`four_bit`).
+        is_sharded: whether its layers are dealt out over torch's default process group (`sharded_base`). Every process
+            must then build the model, and make its passes in step with the others.
 
     Raises:
         TrainError: not a model directory, bitsandbytes missing, target modules that the model lacks, an output layer
-            that is not plain, or layers that cannot be computed again.
+            that is not plain, or layers that cannot be computed again or dealt out.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class PolicyModel:
         seed: int,
         checkpointing: bool = False,
         load_in_4bit: bool = False,
+        is_sharded: bool = False,
     ) -> None:
         self.model_dir = model_dir
         self.adapters = tuple(adapters)
@@ -78,8 +82,10 @@ class PolicyModel:
         self.device = torch.device(device)
         if not self.adapters or len(set(self.adapters)) != len(self.adapters):
             raise TrainError(f"adapters must be one or more different names, not {list(self.adapters)}")
-        base = load_base(model_dir, self.device, load_in_4bit)
+        self.is_sharded = is_sharded
+        base = load_base(model_dir, self.device, load_in_4bit, moves=not is_sharded)
         self._backbone: Any = getattr(base, base.base_model_prefix)
+        sharded = shard_layers(base, self._backbone, self.device, model_dir=model_dir) if is_sharded else []
         self._head: Any = base.get_output_embeddings()
         self.vocabulary: int = base.get_input_embeddings().num_embeddings
         check_output_layer(base, self._backbone, self._head, model_dir=model_dir)
@@ -93,7 +99,10 @@ class PolicyModel:
         for adapter in self.adapters:
             _initialise(self._parameters[adapter], seed, adapter)
         self._active: str | None = None
-        speed_up(self.peft)
+        for layer in sharded:
+            with whole(layer):
+                speed_up(layer)
+        speed_up(self.peft, but=sharded)
         self.packing = find_packing(self._backbone, self.device)
         if checkpointing:
             self._recompute_layers()
@@ -165,6 +174,30 @@ class PolicyModel:
         inputs = self._head_inputs(None, batch)
         return hidden_to_logprobs(*inputs), inputs[0].float().cpu()
 
+    def idle_pass(self, adapter: str | None, *, backwards: int = 0) -> Tensor:
+        """A pass over one token, for a process that has none of its own while others go through a base's layers.
+
+        Where layers are not dealt out nobody waits for it, and nothing is computed.
+
+        Args:
+            backwards: how many backward passes the others make of theirs at once.
+
+        Returns:
+            What `idle_backward` goes back from.
+        """
+        if not self.is_sharded:
+            return torch.zeros((), device=self.device)
+        first = torch.tensor([0])
+        idle = self._hidden_at(adapter, torch.tensor([[0]]), first, column_N=first).sum()
+        for _ in range(backwards):
+            self.idle_backward(idle, adapter)
+        return idle
+
+    def idle_backward(self, idle: Tensor, adapter: str | None) -> None:
+        """The backward pass of an `idle_pass`; its gradients go nowhere."""
+        if self.is_sharded and adapter is not None:
+            torch.autograd.grad(idle, list(self._parameters[adapter].values()), retain_graph=True)
+
     def word_counts(self, sequences: Sequence[tuple[int, ...]]) -> list[int]:
         """How many words, split at white space, the text of each token sequence has; at least 1.
 
@@ -205,16 +238,23 @@ class PolicyModel:
         """
         result = [torch.empty(0)] * len(sequences)
         for group in self.rows_to_groups(sequences, budget):
-            rows_BL = rows_to_rectangle([sequences[i] for i in group])
-            counts_B = torch.tensor([len(columns[i]) for i in group])
-            row_N = torch.repeat_interleave(torch.arange(len(group)), counts_B)
-            column_N = torch.tensor([column for i in group for column in columns[i]])
-            hidden_NH = self._hidden_at(None, rows_BL, row_N, column_N=column_N).float().cpu()
-            for i, hidden_CH in zip(group, torch.split(hidden_NH, counts_B.tolist()), strict=True):
+            features = self.features_in_one_pass([sequences[i] for i in group], [columns[i] for i in group])
+            for i, hidden_CH in zip(group, features, strict=True):
                 result[i] = hidden_CH
             if tick is not None:
                 tick(len(group))
         return result
+
+    @torch.no_grad()
+    def features_in_one_pass(
+        self, sequences: Sequence[tuple[int, ...]], columns: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        """As `features_at`, of sequences that are together one of the groups of `rows_to_groups`."""
+        counts_B = torch.tensor([len(part) for part in columns])
+        row_N = torch.repeat_interleave(torch.arange(len(sequences)), counts_B)
+        column_N = torch.tensor([column for part in columns for column in part])
+        hidden_NH = self._hidden_at(None, rows_to_rectangle(sequences), row_N, column_N=column_N).float().cpu()
+        return list(torch.split(hidden_NH, counts_B.tolist()))
 
     def rows_to_groups(self, rows: Sequence[tuple[int, ...]], budget: int) -> list[list[int]]:
         """Token rows to groups of their positions that each fit into one pass of `budget` tokens.
@@ -305,8 +345,12 @@ def base_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-def load_base(model_dir: Path, device: torch.device, load_in_4bit: bool = False) -> Any:
+def load_base(model_dir: Path, device: torch.device, load_in_4bit: bool = False, *, moves: bool = True) -> Any:
     """The frozen weights of a model directory on a device, in `base_dtype` or its linear layers in 4 bits.
+
+    Args:
+        moves: whether they go to the device; else they stay in main memory, where weights that the files hold in
+            the device's type are pages of these files.
 
     Raises:
         TrainError: not a causal language model, or bitsandbytes missing.
@@ -336,7 +380,7 @@ def load_base(model_dir: Path, device: torch.device, load_in_4bit: bool = False)
         raise TrainError(f"{model_dir} lacks weights, for example {sorted(report['missing_keys'])[0]}: save it again")
     if load_in_4bit:
         compute_by_whole_weights(base)
-    else:
+    elif moves:
         base.to(device)
     return base.requires_grad_(False).eval()
 

@@ -490,7 +490,7 @@ def test_a_learner_refuses_what_is_refused_for_as_many_as_share_its_memory(
     options, model_dir = trainer_options(device="cpu"), save_tiny_llama(tmp_path)
     own = Policies(options, model_dir, AGENTS, seed=0, workers=workers).memory
     assert workers.meetings == 2
-    for_all = MemoryGuard.of_agents(options, model_dir, AGENTS, learners=4)
+    for_all = MemoryGuard.of_agents(options, model_dir, AGENTS, sharers=4, learners=4)
     for_all.check()
     for_all.loaded()
     own.expect([])
@@ -540,7 +540,7 @@ def test_so_is_that_of_a_gpu_and_of_python(error: Exception) -> None:
     class Trainer:
         options = trainer_options(tokens_per_microbatch=64, activation_checkpointing=True)
 
-        @memory_guard.out_of_memory_told
+        @memory_guard.failures_told
         def update(self, name: str) -> None:
             assert name == "round"
             raise error
@@ -553,7 +553,7 @@ def test_another_error_stays_what_it_was() -> None:
     class Trainer:
         options = TrainerOptions()
 
-        @memory_guard.out_of_memory_told
+        @memory_guard.failures_told
         def update(self) -> None:
             raise RuntimeError("shapes cannot be multiplied")
 
