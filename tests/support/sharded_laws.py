@@ -3,6 +3,8 @@
 # ruff: noqa: N806 (shape suffixes)
 from __future__ import annotations
 
+import gc
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from trainers.checks.reality import base_fingerprint, check_frozen
 from trainers.common.workers import Workers
 from trainers.config import LoraOptions
 from trainers.errors import TrainError
+from trainers.scoring.activation_checkpointing import decoder_layers
 from trainers.scoring.microbatch import items_to_microbatches
 from trainers.scoring.model import PolicyModel
 
@@ -22,18 +25,31 @@ _COLUMNS = ((2, 3), (1,))
 
 
 def parts(workers: Workers, argument: dict[str, Any]) -> dict[str, Any]:
-    """What is held here of every layer's weights, and which passes differ from those of the whole base."""
-    whole, sharded = (
-        PolicyModel(Path(argument["model"]), ["a"], LoraOptions(rank=4), "cpu", seed=0, is_sharded=is_sharded)
-        for is_sharded in (False, True)
-    )
-    for model in (whole, sharded):
+    """What is held here of the layers, how many bytes that takes, and which passes differ from the whole base's.
+
+    Of bytes: `built` by the whole model and by the other one, `left` behind by passes, `inside` of a layer at most.
+    """
+    sizes = [_alive_bytes()]
+    models = []
+    for is_sharded in (False, True):
+        models.append(
+            PolicyModel(Path(argument["deep"]), ["a"], LoraOptions(rank=4), "cpu", seed=0, is_sharded=is_sharded)
+        )
+        sizes.append(_alive_bytes())
+    for model in models:
         _move(model)
+    whole, sharded = models
+    layers = decoder_layers(sharded.peft)
     dealt_out = [weight for weight in sharded.peft.parameters() if isinstance(weight, DTensor)]
-    before = _held_bytes(sharded)
-    differing = [name for name, tensors in _passes(whole).items() if not _same(tensors, _passes(sharded)[name])]
-    held = [(len(weight.to_local()), len(weight)) for weight in dealt_out]
-    after, fingerprint = _held_bytes(sharded), base_fingerprint(sharded.peft)
+    expected, before = _passes(whole), _alive_bytes()
+    inside: list[int] = []
+    for layer in layers:
+        layer.mlp.register_forward_pre_hook(lambda *_: inside.append(_alive_bytes()))
+        layer.mlp.register_full_backward_pre_hook(lambda *_: inside.append(_alive_bytes()))
+    ours = _passes(sharded)
+    differing = [name for name, tensors in expected.items() if not _same(tensors, ours[name])]
+    del ours
+    after, fingerprint = _alive_bytes(), base_fingerprint(sharded.peft)
     if workers.rank == 1:
         with torch.no_grad():
             dealt_out[0].to_local().view(-1)[0] += 1
@@ -42,7 +58,16 @@ def parts(workers: Workers, argument: dict[str, Any]) -> dict[str, Any]:
         change = None
     except TrainError as error:
         change = str(error)
-    return {"held": held, "bytes": [before, after, _held_bytes(whole)], "differing": differing, "change": change}
+    return {
+        "held": [(len(weight.to_local()), len(weight)) for weight in dealt_out],
+        "layer": sum(4 * weight.numel() for weight in layers[0].parameters() if isinstance(weight, DTensor)),
+        "built": [later - earlier for earlier, later in itertools.pairwise(sizes)],
+        "left": after - before,
+        "inside": max(inside) - before,
+        "looks": len(inside) / len(layers),
+        "differing": differing,
+        "change": change,
+    }
 
 
 def _move(model: PolicyModel) -> None:
@@ -70,8 +95,9 @@ def _same(ours: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
     return all(bool(tensor.any()) for tensor in expected) and all(map(torch.equal, ours, expected))
 
 
-def _held_bytes(model: PolicyModel) -> int:
-    """Of the memory behind the layers' weights."""
-    weights = (weight for name, weight in model.peft.named_parameters() if ".layers." in name and "lora_" not in name)
-    local = (weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights)
-    return sum({part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in local}.values())
+def _alive_bytes() -> int:
+    """Of the memory behind all tensors of this process; what FSDP2 has let go has none."""
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)]
+    storages = [(t.to_local() if isinstance(t, DTensor) else t).untyped_storage() for t in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -14,6 +14,8 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -32,7 +34,10 @@ from marft_bridge.training.learner_process import LOST
 from marft_bridge.training.torchrun_learners import count_learners, torchrun_rank
 from trainers.errors import TrainError
 from trainers.learners import group
+from trainers.learners.calls import Calls
+from trainers.learners.leader import IDLE
 from trainers.policies.adapter_learner import AdapterLearner
+from trainers.scoring import model
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -114,6 +119,47 @@ def test_a_learner_that_dies_in_an_update_is_one_line_and_the_run_goes_on_from_i
             assert {episode.episode_id for episode in store.episodes(run_id="train", round=2)} == episodes
     expected, actual = learned(two), learned(killed)
     assert [name for name in expected if expected[name] != actual.get(name)] == []
+
+
+def sharded(options: dict[str, Any]) -> dict[str, Any]:
+    return options | {"trainer": options["trainer"] | {"system": {"shard_base": True}}}
+
+
+@pytest.mark.slow
+def test_a_base_that_is_dealt_out_learns_the_bits_of_a_whole_one_and_a_learner_lost_in_a_pass_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two: School
+) -> None:
+    """The leader alone scores calls of its server too; meanwhile the other goes through the layers for nobody."""
+    (tmp_path / "killed").mkdir()
+    with school_in(tmp_path / "killed", monkeypatch) as killed:
+        killed.collect()
+        hidden_at = model.hidden_at
+
+        def hidden_or_kill(*inputs: Any, **options: Any) -> Any:
+            if len(read_metrics(RunFolder(killed.run).metrics)) == 2:  # the offline phase and round 1 are over
+                (pid,) = learner_pids()
+                os.kill(pid, signal.SIGKILL)
+            return hidden_at(*inputs, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(model, "hidden_at", hidden_or_kill)
+            with pytest.raises(TrainError, match=r"^learner 1 of 2 ended with exit code 137; .* --resume` goes on"):
+                killed.train(without_signal=True, learners=2, **sharded(OPTIONS))
+        assert learner_pids() == []
+        with mock.patch.object(Calls, "send", autospec=True, side_effect=Calls.send) as send:
+            killed.train(resume=True, learners=2, **sharded(OPTIONS))
+    said = [(call.args[1], call.args[2]) for call in send.call_args_list]
+    assert sum(values["passes"] for name, values in said if name == IDLE) > 0
+    expected, actual = learned(two), learned(killed)
+    assert [name for name in expected if expected[name] != actual.get(name)] == []
+
+
+def test_a_base_is_not_dealt_out_over_one_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        school_in(tmp_path, monkeypatch) as school,
+        pytest.raises(ConfigError, match=r"set train\.learners to 2"),
+    ):
+        school.train(**sharded(OPTIONS))
 
 
 @pytest.mark.slow

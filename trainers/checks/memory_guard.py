@@ -194,7 +194,7 @@ class MemoryGuard:
         if least is None:
             longer = self._calls.longest > self.options.system.tokens_per_microbatch
             smaller = f"free memory, take a smaller base model{' or shorter calls' if longer else ''}"
-            return smaller + self._advice_of_shards(room) + self._advice_of_four_bits(room)
+            return smaller + self._advice_of_smaller_bases(room)
         if self.options.system.activation_checkpointing:
             return f"set trainer.system.tokens_per_microbatch to {least} or less"
         largest = self._largest(plain, room)
@@ -203,26 +203,21 @@ class MemoryGuard:
         fits = f", or {_SAVE.removeprefix('set ')}" if self._total(saving) <= room else ""
         return f"set trainer.system.tokens_per_microbatch to {largest} or less{fits}"
 
-    def _advice_of_shards(self, room: int) -> str:
-        """What else makes training fit where there are several learners, or nothing."""
+    def _advice_of_smaller_bases(self, room: int) -> str:
+        """What else makes training fit, or nothing."""
         system = self.options.system
-        if self._learners == 1 or system.shard_base or system.load_in_4bit:
+        if system.load_in_4bit or system.shard_base:
             return ""
-        if self._largest(_with(self.options, shard_base=True, activation_checkpointing=True), room) is None:
-            return ""
-        return ", or set trainer.system.shard_base and activation_checkpointing to true"
-
-    def _advice_of_four_bits(self, room: int) -> str:
-        """What else makes training fit on a card, or nothing."""
-        if self.device.type != "cuda" or self.options.system.load_in_4bit or self.options.system.shard_base:
-            return ""
-        smallest = _with(self.options, load_in_4bit=True, activation_checkpointing=True)
-        largest = self._largest(smallest, room)
-        if largest is None:
-            return ""
-        budget = self.options.system.tokens_per_microbatch
-        fewer = f", tokens_per_microbatch to {largest} or less" if largest < budget else ""
-        return f", or set trainer.system.load_in_4bit and activation_checkpointing to true{fewer}"
+        options = ["shard_base"] if self._learners > 1 else []
+        options += ["load_in_4bit"] if self.device.type == "cuda" else []
+        advice = ""
+        for option in options:
+            largest = self._largest(_with(self.options, activation_checkpointing=True, **{option: True}), room)
+            if largest is not None:
+                fewer = largest < system.tokens_per_microbatch
+                advice += f", or set trainer.system.{option} and activation_checkpointing to true"
+                advice += f", tokens_per_microbatch to {largest} or less" if fewer else ""
+        return advice
 
     def _largest(self, options: TrainerOptions, room: int) -> int | None:
         """The largest budget, up to today's, with which training fits into `room` bytes."""

@@ -146,6 +146,12 @@ def test_a_plan_by_hand(tmp_path: Path) -> None:
     in_bits = plan_of(tmp_path, trainer_options(lora=LoraOptions(rank=2), load_in_4bit=True), holes=False)
     assert plan.weights - in_bits.weights == saved
     assert in_bits.activations == plan_of(tmp_path, trainer_options(lora=LoraOptions(rank=2)), holes=False).activations
+    shape = model_to_shape(tmp_path, options.lora)
+    assert shape is not None
+    dealt_out = trainer_options(lora=options.lora, tokens_per_microbatch=64, shard_base=True)
+    of_three = plan_memory(dealt_out, [Base(shape, 1)], Calls(observed=1000), "cpu", leaves_holes=False, learners=3)
+    assert plan.weights - of_three.weights == 4 * 8 * sum(numbers) * 2 // 3
+    assert of_three.scratch - plan.scratch == 3 * 4 * sum(numbers)  # whole layers, of which there are three at most
     with_holes = plan_of(tmp_path, options, holes=True, observed=1000)
     assert with_holes.total == plan.total + plan.activations
     saving = plan_of(
@@ -312,9 +318,9 @@ def test_on_this_machine_free_memory_is_read() -> None:
 # -- refusals -----------------------------------------------------------------------------------------------------
 
 
-def guard_of(model_dir: Path, free: int | None, **options: Any) -> MemoryGuard:
+def guard_of(model_dir: Path, free: int | None, learners: int = 1, **options: Any) -> MemoryGuard:
     chosen = trainer_options(device="cpu", **options)
-    return MemoryGuard(chosen, options_to_adapters(chosen, AGENTS, model_dir), CPU, lambda _: free)
+    return MemoryGuard(chosen, options_to_adapters(chosen, AGENTS, model_dir), CPU, lambda _: free, learners=learners)
 
 
 def refusal(check: Callable[[], object]) -> str:
@@ -327,6 +333,23 @@ def refusal(check: Callable[[], object]) -> str:
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(LlamaForCausalLM, LlamaConfig(**SIZES), tmp_path_factory.mktemp("model"))
+
+
+def test_learners_together_are_told_to_deal_out_a_base_that_none_holds_alone(tmp_path: Path) -> None:
+    """Wide layers, so that the base is most of what training takes."""
+    wide = save(LlamaForCausalLM, LlamaConfig(**DEEP | {"hidden_size": 256, "intermediate_size": 512}), tmp_path)
+    least: dict[str, Any] = {"activation_checkpointing": True, "tokens_per_microbatch": 64}
+    room = guard_of(wide, None, learners=4, shard_base=True, **least).plan()
+    whole = guard_of(wide, None, learners=4, **least).plan()
+    assert room is not None
+    assert whole is not None
+    assert room.total < whole.total
+    said = refusal(guard_of(wide, room.total, learners=4).check)
+    assert said.endswith(
+        "or set trainer.system.shard_base and activation_checkpointing to true, tokens_per_microbatch to 64 or less"
+    )
+    assert "shard_base" not in refusal(guard_of(wide, room.total).check)  # one learner has nobody to share with
+    guard_of(wide, room.total, learners=4, shard_base=True, **least).check()
 
 
 def test_what_fits_exactly_is_let_through_and_one_byte_less_is_not(model_dir: Path) -> None:

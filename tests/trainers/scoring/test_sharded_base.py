@@ -18,12 +18,13 @@ from support.tiny_policy import AGENTS, save_tiny_llama
 from support.trainer_options import trainer_options
 from support.workers_rig import in_processes
 
+from trainers.checks.memory_plan import _WHOLE_LAYERS
 from trainers.common.workers import losses_told
 from trainers.config import TrainerOptions
 from trainers.errors import LostProcessError, TrainError
 from trainers.marft import MarftTrainer
 
-COUNT = 3
+COUNT, LAYERS = 3, 8
 _FIXED = {"device": "cpu", "tokens_per_microbatch": 64, "lr": 0.02, "threads": 1, "kl_stop": None}
 _WAYS = UPDATES | {
     "stopped": ("update", {"lr": 0.5, "epochs": 3, "kl_stop": 1e-4}),
@@ -36,13 +37,14 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, list
     """What each process ended with, by whether the base was dealt out."""
     folder = tmp_path_factory.mktemp("sharded")
     model = save_tiny_llama(folder / "model")
+    deep = save_tiny_llama(folder / "deep", layers=LAYERS, hidden=96)
     save_tiny_llama(folder / "teacher", seed=7)
     results = {}
     for is_sharded in (False, True):
         fixed = _FIXED | {"shard_base": is_sharded}
         options = {kind: (what, 1 if kind == "one episode" else 7, fixed | own) for kind, (what, own) in _WAYS.items()}
         (folder / str(is_sharded)).mkdir()
-        argument = {"model": str(model), "options": options}
+        argument = {"model": str(model), "deep": str(deep), "options": options}
         functions = [NAME, LAWS] if is_sharded else [NAME]
         results[is_sharded] = in_processes(COUNT, functions, folder / str(is_sharded), argument)
     return results
@@ -66,9 +68,11 @@ def test_each_process_keeps_its_part_of_every_layer_and_passes_leave_no_more(
         assert sum(own for own, _ in held) == rows
         assert max(own for own, _ in held) == -(-rows // COUNT)
     for part in parts:
-        before, after, whole = part["bytes"]
-        assert after == before
-        assert before < 1.1 * whole / COUNT
+        whole, sharded = part["built"]
+        assert whole - sharded == pytest.approx(part["layer"] * LAYERS * (1 - 1 / COUNT), rel=0.01)
+        assert part["left"] == 0
+        assert part["looks"] == 4  # three ways forward and one back
+        assert part["layer"] < part["inside"] < _WHOLE_LAYERS * part["layer"]
 
 
 @pytest.mark.slow
