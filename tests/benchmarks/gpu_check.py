@@ -6,6 +6,7 @@ are made on the spot. In this order, each stage on its own, until the time is ov
     attention  of packed rows by one kernel and by gathering, in bfloat16: how far from gathering in float32, how fast?
     ways       every way to update, on the card and on the CPU, both in float32: the same adapters?
     resume     a trainer that was saved and loaded on the card goes on bit for bit
+    dealt out  a base whose layers come together by messages (FSDP2) against a plain one, in a group of one process
     4-bit      a base in 4 bits against plain layers with the dequantised weights, and its memory and speed
     SIZE       of each base: memory as planned and as taken, tokens a second, useful operations a second against a
                large bfloat16 product of the same run, and the kernels that the rest of the time goes to
@@ -48,6 +49,7 @@ from trainers.batch import ActionItem
 from trainers.checks.memory_guard import MemoryGuard
 from trainers.common.workers import Workers
 from trainers.config import LoraOptions
+from trainers.learners.group import join_group, leave_group
 from trainers.marft import MarftTrainer
 from trainers.objective.adapter_round import AdapterRound
 from trainers.objective.improve import improve
@@ -300,6 +302,20 @@ def measure_size(folder: Path, name: str, device: str, load_in_4bit: bool = Fals
     }
 
 
+def check_sharded(folder: Path, device: str) -> dict[str, Any]:
+    """Whether a base that is dealt out has the bits of a plain one, as far as one card can tell: over one process."""
+    base = save_random_base(folder / "dealt out", SIZES["tiny" if device == "cpu" else "0.1B"], device)
+    join_group(0, 1, meeting_place=f"file://{folder / 'meeting'}")
+    try:
+        computed, expected = (
+            _pass_of(PolicyModel(base, ["agent"], LoraOptions(), device, 0, is_sharded=is_sharded))
+            for is_sharded in (True, False)
+        )
+    finally:
+        leave_group()
+    return {"passed": all(map(torch.equal, computed, expected))}
+
+
 def check_four_bit(folder: Path, device: str, name: str) -> dict[str, Any]:
     """A base in 4 bits: the log-probs and gradients of its dequantised weights? And `measure_size` of one that large.
 
@@ -502,6 +518,7 @@ def main(arguments: list[str]) -> int:
         report.run("attention", partial(compare_attention, options.device))
         report.run("ways", partial(compare_ways, Path(folder), options.device))
         report.run("resume", partial(check_resume, Path(folder), options.device))
+        report.run("dealt out", partial(check_sharded, Path(folder), options.device))
         in_bits = "1.7B" if options.device == "cuda" else "tiny"
         report.run("4-bit", partial(check_four_bit, Path(folder), options.device, in_bits))
         for name in options.sizes:

@@ -51,7 +51,8 @@ def test_every_stage_runs_in_small_on_a_bare_machine(tmp_path: Path) -> None:
     stages = report["stages"]
     states = {name: stage["state"] for name, stage in stages.items()}
     assert states.pop("4-bit") == ("seen" if find_spec("bitsandbytes") else "bitsandbytes is not there")
-    assert states == dict.fromkeys(("attention", "ways", "resume", "tiny"), "seen")
+    assert states == dict.fromkeys(("attention", "ways", "resume", "dealt out", "tiny"), "seen")
+    assert stages["dealt out"]["passed"]
     assert stages["attention"]["passed"]
     assert len(stages["attention"]["heads"]) == 4
     assert list(stages["ways"]["ways"]) == list(UPDATES)
