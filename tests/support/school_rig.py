@@ -45,7 +45,7 @@ def learned(school: School) -> dict[str, Any]:
     return contents
 
 
-def _until(count: int, real: Any) -> Any:
+def runs_until(count: int, real: Any) -> Any:
     """A `Session.run` that ends after `count` episodes in all, as a kill would."""
     left = [count]
 
@@ -131,7 +131,7 @@ class School:
     def train_until_killed(self, episodes: int, **options: Any) -> None:
         """`train`, killed once it has played so many episodes in all."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Session, "run", _until(episodes, Session.run))
+            patch.setattr(Session, "run", runs_until(episodes, Session.run))
             with pytest.raises(TrainError, match="killed"):
                 self.train(**options)
 

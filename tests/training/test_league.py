@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from support.league_rig import GAME, OPTIONS, REWARD, SIDES
 from support.school_rig import School, learned, school_in
 
 from marft_bridge.config.bridge import TrainOptions
@@ -21,7 +22,6 @@ from marft_bridge.config.league import LeagueOptions
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, plan_episodes
 from marft_bridge.training.league_draw import OPPONENT, draw_opponents
 
-SIDES = {"left": ("reasoner",), "right": ("actor",)}
 TASKS = [{"id": f"t{n}"} for n in range(200)]
 
 
@@ -69,13 +69,6 @@ def test_before_there_is_an_earlier_version_all_sides_are_the_newest() -> None:
     assert {request.tags[OPPONENT] for request in drawn(newest=1, share=1.0, versions=9)} == {"left@0", "right@0"}
 
 
-GAME: dict[str, Any] = {
-    "sides": {side: list(nodes) for side, nodes in SIDES.items()},
-    "shaping": [{"reward": "own", "level": "agent", "weight": 1.0}],
-    "advantage": {"estimator": "dr_mas"},
-}
-
-
 @pytest.mark.parametrize(
     ("options", "line"),
     [
@@ -98,23 +91,6 @@ def test_what_does_not_go_with_a_league_is_refused(options: dict[str, Any], line
 def school(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[School]:
     with school_in(tmp_path, monkeypatch) as made:
         yield made
-
-
-REWARD = """
-
-def game(task, result):
-    chips = float(result["log"][-1] == "yes") - 0.5
-    return {"correct": chips + 0.5, "reward": 0.0, "own": {"agent:reasoner": -chips, "agent:actor": chips}}
-"""
-
-
-OPTIONS: dict[str, Any] = {
-    "rounds": 3,
-    "episodes_per_round": 16,
-    "samples_per_task": 2,
-    "league": {"share": 0.7, "versions": 2},
-    "trainer": {**GAME, "offline": {"mode": "off"}},
-}
 
 
 def to_game(school: School) -> None:

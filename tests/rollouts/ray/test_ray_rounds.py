@@ -2,6 +2,7 @@
 
 - The same episodes, versions, tokens and weights, whoever played them, and whoever was lost meanwhile.
 - A round is played by the newest version, or by one that is at most `max_staleness` older.
+- A training that was stopped goes on; opponents of a league are those of one machine.
 - A worker has a version before it has requests of it; what is out of service leaves its disk.
 - What cannot be played there is refused in one line.
 """
@@ -22,15 +23,16 @@ import psutil
 import pytest
 from support.duo_rig import TASKS
 from support.fake_vllm import FakeVllm, running
+from support.league_rig import OPTIONS, REWARD
 from support.ray_school import ClusterSchool, cluster_school_in, read_asked, school_cluster
-from support.school_rig import learned
+from support.school_rig import learned, runs_until
 
 from marft_bridge.common.errors import ConfigError, ServingError
 from marft_bridge.config.ray import RayOptions
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, plan_episodes
 from marft_bridge.rollouts.ray.driver import Driver
 from marft_bridge.rollouts.ray.messages import AdapterFiles, Assignment, Report, config_to_digests
-from marft_bridge.rollouts.ray.session import refuse_unusable_rollouts
+from marft_bridge.rollouts.ray.session import ClusterSession, refuse_unusable_rollouts
 from marft_bridge.rollouts.ray.worker import Worker
 from marft_bridge.rollouts.run_counts import Tally
 from marft_bridge.serving.adapter_registry import AdapterRegistry
@@ -38,6 +40,8 @@ from marft_bridge.serving.model_versions import config_to_versions
 from trace_store import conventions as c
 from trace_store.journal import Journal, line_of
 from trace_store.records import Reward, SpanRow
+from trainers.errors import TrainError
+from trainers.marft import MarftTrainer
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -139,6 +143,61 @@ def test_rounds_that_are_played_during_updates_are_as_old_as_may_be(
     versions = {number: {version for _, version, *_ in actions} for _, number, *_, actions in played(school)}
     assert versions == {1: {1}, 2: {1}, 3: {2}}
     assert len(played(school)) == 24
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", ["in its rollouts", "in its update"])
+def test_a_training_that_was_stopped_goes_on_with_what_was_played(
+    asked_log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: str
+) -> None:
+    with cluster_school_in(tmp_path / "whole", monkeypatch) as whole:
+        whole.collect()
+        whole.train(without_signal=True, **ROUNDS)
+    with cluster_school_in(tmp_path / "school", monkeypatch) as school:
+        school.collect()
+        with monkeypatch.context() as patch:
+            if stopped == "in its rollouts":
+                patch.setattr(ClusterSession, "run", runs_until(11, ClusterSession.run))
+            else:
+                patch.setattr(MarftTrainer, "update", ends_in_round(2, MarftTrainer.update))
+            with pytest.raises(TrainError, match="killed"):
+                school.train(without_signal=True, rollouts="ray", **ROUNDS)
+        before = len(played(school))
+        assert before == (11 if stopped == "in its rollouts" else 16)
+        school.train(resume=True, rollouts="ray", **ROUNDS)
+    assert played(school) == played(whole)
+    expected, actual = learned(whole), learned(school)
+    assert [name for name in expected if expected[name] != actual.get(name)] == []
+
+
+def ends_in_round(number: int, update: Any) -> Any:
+    """An update that fails, once so many were asked for."""
+    calls = iter(range(1, number + 1))
+
+    def counted(trainer: MarftTrainer, *inputs: Any, **options: Any) -> Any:
+        if next(calls) == number:
+            raise TrainError("killed")
+        return update(trainer, *inputs, **options)
+
+    return counted
+
+
+@pytest.mark.slow
+def test_opponents_of_a_league_are_served_by_workers_as_here(
+    asked_log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schools = []
+    for rollouts in ("local", "ray"):
+        with cluster_school_in(tmp_path / rollouts, monkeypatch) as school:
+            school.use_reward(REWARD, "game")
+            school.collect(**OPTIONS)
+            school.train(without_signal=True, rollouts=rollouts, **OPTIONS)
+            schools.append(school)
+    here, there = schools
+    assert played(there) == played(here)
+    met = {version for _, number, *_, actions in played(there) for _, version, *_ in actions if version != number}
+    assert met == {0, 1, 2}  # earlier ones than the round's
+    assert learned(there) == learned(here)
 
 
 # -- what a worker serves ---------------------------------------------------------------------------------------------
