@@ -20,6 +20,7 @@ from functools import cache
 
 from trace_store.inside import Part, parts_to_links
 from trace_store.records import Edge, EdgeKind
+from trace_store.source_walk import Source, SourceWalk
 
 
 class DependencyCycleError(ValueError):
@@ -76,7 +77,7 @@ class Execution:
         return self.control_sources() + read_sources
 
 
-_SourceFunction = Callable[[Execution], Iterable[tuple[str, bool]]]
+_SourceFunction = Callable[[Execution], Iterable[Source]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,7 @@ class _Derivation:
         for ns, execution in executions.items():
             for call in self._calls_within(execution) if execution.is_caught_failure else ():
                 self._failures.setdefault(call.action_id, []).append(ns)
+        self._walks: dict[_SourceFunction, SourceWalk] = {}
         self._late_actions = {
             call.action_id
             for ns, execution in executions.items()
@@ -272,23 +274,15 @@ class _Derivation:
                     if src in calls and calls[src].end <= call.start:  # else a message of another call, under its id
                         self._add(src, call.action_id, kind, exact=True)
 
-    def _with_calls(self, sources: Iterable[tuple[str, bool]], sources_of: _SourceFunction) -> dict[str, bool]:
+    def _with_calls(self, sources: Iterable[Source], sources_of: _SourceFunction) -> dict[str, bool]:
         """The nearest executions, going back, that contain a call -> whether exact dependencies lead there."""
-        exact_by_execution: dict[str, bool] = {}
-        nearest_executions: dict[str, bool] = {}
-        pending_sources = list(sources)
-        while pending_sources:
-            ns, exact = pending_sources.pop()
-            if ns not in self._executions or (ns in exact_by_execution and exact_by_execution[ns] >= exact):
-                continue
-            exact_by_execution[ns] = exact
-            if self._timely_actions(ns):
-                nearest_executions[ns] = exact
-            else:
-                pending_sources.extend(
-                    (next_source, exact and next_exact) for next_source, next_exact in sources_of(self._executions[ns])
-                )
-        return nearest_executions
+        if sources_of not in self._walks:
+            self._walks[sources_of] = SourceWalk(
+                list(self._executions),
+                filter(self._timely_actions, self._executions),
+                lambda ns: sources_of(self._executions[ns]),
+            )
+        return self._walks[sources_of].nearest(sources)
 
     def _may_depend(self, ns: str, source: str) -> bool:
         if ns == source or ns in self._ancestors[source] or source in self._ancestors[ns]:
