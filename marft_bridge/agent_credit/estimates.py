@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from marft_bridge.statistics import Contrast, FamilyMember, compare_family
+from marft_bridge.statistics.decided_variance import unseen_share
 from marft_bridge.statistics.shapley import (
     Team,
     Weights,
@@ -152,11 +153,12 @@ def _estimate_agent(
 ) -> AgentCredit:
     tasks = len({task for task, _ in by_sample})
     interval: tuple[float, float] | None = member.simultaneous
-    if not any(by_sample.values()):
-        # No difference was observed, so the bootstrap has no variance. A share q of tasks on which the agent matters
-        # goes unseen with probability (1 - q)^tasks; alpha / family_size bounds q, and q times the range the mean.
-        bound = score_range * (1 - (ALPHA / family_size) ** (1 / tasks))
-        interval = (-bound, bound) if score_range else None
+    # A share q of tasks on which the agent matters goes unseen with probability (1 - q)^tasks; alpha / family_size
+    # bounds q. No resample holds what was not seen, so that the bootstrap alone may end at the largest value seen.
+    unseen = unseen_share(tasks, ALPHA / family_size)
+    most = (1 - unseen) * interval[1] + unseen * score_range if score_range else None
+    if not any(by_sample.values()):  # the bootstrap has no variance at all
+        interval = (-unseen * score_range, unseen * score_range) if score_range else None
     return AgentCredit(
         agent=agent,
         contribution=member.result.diff,
@@ -166,18 +168,17 @@ def _estimate_agent(
         improved_episodes=sum(value > 0 for value in by_sample.values()),
         worsened_episodes=sum(value < 0 for value in by_sample.values()),
         calls=calls,
-        finding=_agent_finding(member, interval, calls, min_contribution=min_contribution),
+        finding=_agent_finding(member, most, calls, min_contribution=min_contribution),
     )
 
 
-def _agent_finding(
-    member: FamilyMember, interval: tuple[float, float] | None, calls: float, min_contribution: float
-) -> Finding:
+def _agent_finding(member: FamilyMember, most: float | None, calls: float, min_contribution: float) -> Finding:
+    """`most`: what the agent may be worth at most, with what was not seen; None: nothing tells."""
     if member.verdict != "not settled":
         return "adds" if member.verdict == "higher" else "harmful"
     if not calls:
         return "did not act"
-    return "lazy" if interval is not None and interval[1] < min_contribution else "not settled"
+    return "lazy" if most is not None and most < min_contribution else "not settled"
 
 
 def _estimate_pair(pair: tuple[str, str], members: Mapping[tuple[str, ...], FamilyMember]) -> PairCredit:

@@ -103,14 +103,14 @@ def runs_to_credits(
         most_calls = max(sum(call.node == node for call in run.calls) for run in runs)
         bounds[kind, node] = score_range if kind == "difference" else _variance_bound(score_range) * most_calls
     judged = _estimate_family(family, bounds, seed=seed)
-    estimates = {name: estimate for name, (estimate, _) in judged.items()}
+    estimates = {name: each.estimate for name, each in judged.items()}
     node_credits = []
     for node in nodes:
         calls = sum(call.node == node for run in runs for call in run.calls) / max(len(runs), 1)
         level = 1 - ALPHA / max(len(family), 1)
         credit = _to_credit(node, None, calls, decided=decided[node], estimates=estimates, level=level)
-        verdicts = {kind: verdict for (kind, name), (_, verdict) in judged.items() if name == node}
-        node_credits.append(replace(credit, finding=_to_finding(credit, verdicts, min_contribution)))
+        of_node = {kind: each for (kind, name), each in judged.items() if name == node}
+        node_credits.append(replace(credit, finding=_to_finding(credit, of_node, min_contribution)))
     return node_credits, _single_calls(runs, nodes, score_range=score_range, seed=seed)
 
 
@@ -173,7 +173,7 @@ def _single_calls(
             ):
                 if values.values:
                     name = (kind, node)
-                    estimates[name] = _estimate_family({name: values}, {name: bound}, seed=seed)[name][0]
+                    estimates[name] = _estimate_family({name: values}, {name: bound}, seed=seed)[name].estimate
             per_run = len(calls) / len(runs)
             call_credits.append(
                 _to_credit(node, number, per_run, decided=decided, estimates=estimates, level=1 - ALPHA)
@@ -190,13 +190,21 @@ _Name = tuple[str, str]
 _Verdict = Literal["higher", "lower", "not settled"]
 
 
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    estimate: Estimate
+    verdict: _Verdict
+    most: float | None  # what the mean may be at most, with what was not seen; None: nothing tells
+
+
 def _estimate_family(
     family: Mapping[_Name, _Values], bounds: Mapping[_Name, float], *, seed: int
-) -> dict[_Name, tuple[Estimate, _Verdict]]:
+) -> dict[_Name, _Judged]:
     """Means with intervals and verdicts that hold together.
 
-    Where every task has the same mean v there is no spread: a share q of tasks that differ would go unseen with chance
-    (1 - q)^tasks, which bounds q, and with it the mean by (1 - q) v less, or plus, q times the bound of one value.
+    A share q of tasks that differ would go unseen with chance (1 - q)^tasks, which bounds q, and with it the mean v by
+    (1 - q) v less, or plus, q times the bound of one value. That is the interval where every task has the same mean, as
+    there is no spread. Else the mean may be as much above its interval: no resample holds what was not seen.
     """
     judged = {name: values for name, values in family.items() if len({*values.tasks}) > 1}
     contrasts = [
@@ -210,20 +218,29 @@ def _estimate_family(
         for name, values in judged.items()
     ]
     members = dict(zip(judged, compare_family(contrasts, seed=seed), strict=True))
-    estimates: dict[_Name, tuple[Estimate, _Verdict]] = {}
+    estimates: dict[_Name, _Judged] = {}
     for name, values in family.items():
         tasks = len({*values.tasks})
         mean = sum(values.values) / len(values.values)
         interval: tuple[float, float] | None = None
         verdict: _Verdict = "not settled"
+        most = None
         if name in judged:
+            unseen = unseen_share(tasks, ALPHA / len(judged))
             interval, verdict = members[name].simultaneous, members[name].verdict
             if not _has_spread(values.values, [1.0] * len(values.values), values.tasks):
-                interval = _bound_mean(mean, bounds[name], unseen_share(tasks, ALPHA / len(judged)))
+                interval = _bound_mean(mean, bounds[name], unseen)
+                most = None if interval is None else interval[1]
+            elif bounds[name]:
+                most = (1 - unseen) * interval[1] + unseen * max(bounds[name], abs(mean))
         if interval is None or interval[0] <= 0 <= interval[1]:
             verdict = "not settled"
         low, high = interval or (None, None)
-        estimates[name] = Estimate(mean, low, high, runs=len(values.values), tasks=tasks), verdict
+        estimates[name] = _Judged(
+            Estimate(mean, low, high, runs=len(values.values), tasks=tasks),
+            verdict,
+            most=most,
+        )
     return estimates
 
 
@@ -270,18 +287,18 @@ def _share(values: _Values, decided: Estimate | None, *, level: float) -> Estima
     return Estimate(share.mean, low, high, runs=len(rows), tasks=len({*tasks}))
 
 
-def _to_finding(credit: ForkCredit, verdicts: Mapping[str, _Verdict], min_contribution: float) -> Finding:
-    """By the difference where there is a stand-in, else by what the node decides. `verdicts`: by figure."""
-    figure = "decided" if credit.difference is None else "difference"
-    estimate, limit = credit.difference, min_contribution
-    if estimate is None:
-        estimate, limit = credit.decided, min_contribution**2
-    if estimate is not None and verdicts[figure] != "not settled":
+def _to_finding(credit: ForkCredit, judged: Mapping[str, _Judged], min_contribution: float) -> Finding:
+    """By the difference where there is a stand-in, else by what the node decides. `judged`: by figure."""
+    figure, limit = "difference", min_contribution
+    if credit.difference is None:
+        figure, limit = "decided", min_contribution**2
+    found = judged.get(figure)
+    if found is not None and found.verdict != "not settled":
         if figure == "decided":
-            return "decides" if verdicts[figure] == "higher" else "not settled"
-        return "adds" if verdicts[figure] == "higher" else "harmful"
+            return "decides" if found.verdict == "higher" else "not settled"
+        return "adds" if found.verdict == "higher" else "harmful"
     if not credit.calls:
         return "did not act"
-    if estimate is None or estimate.high is None or estimate.high >= limit:
+    if found is None or found.most is None or found.most >= limit:
         return "not settled"
     return "idle" if figure == "decided" else "lazy"

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marft_bridge.move_plan.considered import EPISODES
-from marft_bridge.rewards.agent_credit import CREDIT_REWARDS
+from marft_bridge.rewards.agent_credit import CREDIT_REWARDS, read_credit_run
 from marft_bridge.statistics.means import MeanInterval, difference_interval, mean_interval, pass_at_k
 from trace_store.store import TraceStore
 
@@ -35,12 +35,6 @@ SELECT a.episode_id, a.action_id, a.node, a.step, a.ended_ns, md5(a.completion)
 FROM actions a SEMI JOIN ({_DRAWN}) d USING (episode_id) ORDER BY a.episode_id, a."index"
 """
 _EDGES = f"SELECT x.episode_id, x.src, x.dst, x.exact FROM edges x SEMI JOIN ({_DRAWN}) d USING (episode_id)"
-_CREDITS = """
-SELECT r.node, e.task_id, r.value FROM rewards r JOIN episodes e USING (episode_id)
-WHERE r.scope = 'agent' AND r.name = $1 AND starts_with(r.source, 'credit:') AND isfinite(r.value)
-QUALIFY row_number() OVER (PARTITION BY r.episode_id, r.node ORDER BY r.created_ns DESC) = 1
-ORDER BY r.node, e.task_id
-"""
 
 
 @dataclass(slots=True)
@@ -122,7 +116,7 @@ class RewardLinks:
 
 def store_to_links(store: TraceStore, nodes: Sequence[str], reward: str | None, seed: int) -> RewardLinks:
     """What hangs on the answers of each node, by the reward of this name; None: there is none to look at."""
-    measured = _read_credits(store)
+    measured = _read_credits(store, reward)
     runs = {} if reward is None else _read_runs(store, reward, seed)
     any_reach = {key: run.reaching(exact=False) for key, run in runs.items()}
     exact_reach = {key: run.reaching(exact=True) for key, run in runs.items()}
@@ -178,16 +172,15 @@ def _answers(node: str, runs: Sequence[_Run]) -> MeanInterval | None:
     return mean_interval(differences) if differences else None
 
 
-def _read_credits(store: TraceStore) -> dict[str, MeanInterval]:
-    """Node -> what `credit` measured that it adds, newest of each episode: Shapley values where there are any."""
+def _read_credits(store: TraceStore, reward: str | None) -> dict[str, MeanInterval]:
+    """Node -> what the latest `credit` on this reward measured that it adds: Shapley values where there are any."""
     for name in reversed(CREDIT_REWARDS):
-        by_node: dict[str, tuple[list[float], list[str]]] = {}
-        for node, task_id, value in store.sql(_CREDITS, (name,)):
-            values, tasks = by_node.setdefault(node, ([], []))
-            values.append(value)
-            tasks.append(task_id)
-        if by_node:
-            return {node: mean_interval(values, clusters=tasks) for node, (values, tasks) in by_node.items()}
+        run = read_credit_run(store, name, reward)
+        if run is not None:
+            return {
+                node: mean_interval([value for _, value in pairs], clusters=[task for task, _ in pairs])
+                for node, pairs in run.values.items()
+            }
     return {}
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from marft_bridge.statistics.clusters import Floats, Labels, Totals, paired_values, totals_by_label
+from marft_bridge.statistics.clusters import ROUNDING, Floats, Labels, Totals, paired_values, totals_by_label
 from marft_bridge.statistics.distributions import bdtr, ndtr, ndtri, stdtrit
 from marft_bridge.statistics.ranks import signed_rank_p_value
 
@@ -74,13 +74,14 @@ def paired_difference(
 
     `resamples` is the number of bootstrap resamples and, separately, of sign patterns.
 
-    Raises ValueError for empty or non-finite arrays, for lengths that differ, and for a single task that shows a
-    difference: one task says nothing about others.
+    Values that differ by rounding only do not differ. Raises ValueError for empty or non-finite arrays, for lengths
+    that differ, and for a single task that shows a difference: one task says nothing about others.
     """
     values_a, values_b = paired_values(name, a, b)
     if not 0 < level < 1 or resamples < 1:
         raise ValueError(f"{name}: level {level} must lie between 0 and 1, resamples {resamples} must be at least 1")
     diffs = values_b - values_a
+    diffs[np.abs(diffs) <= ROUNDING * np.maximum(np.abs(values_a), np.abs(values_b))] = 0.0
     totals = totals_by_label(name, diffs, clusters)
     k = totals.sums.size
     one_pair_per_task = k == diffs.size

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from marft_bridge.statistics import paired_difference
+from marft_bridge.statistics.clusters import ROUNDING
 
 Team = frozenset[str]
 Key = TypeVar("Key", bound=Hashable)
@@ -106,8 +107,16 @@ def shared_keys(scores: Mapping[Team, Mapping[Key, float]]) -> list[Key]:
 
 
 def weighted_sums(scores: Mapping[Team, Mapping[Key, float]], share: Weights, keys: Sequence[Key]) -> list[float]:
-    """The share for each of `keys`, which every team with a weight must have a score on."""
-    return [sum(weight * scores[team][key] for team, weight in share.items()) for key in keys]
+    """The share for each of `keys`, which every team with a weight must have a score on.
+
+    One that is nothing but the rounding of the scores is 0: teams that add up would have one sign of it in every task.
+    """
+    return [_sum_or_zero([weight * scores[team][key] for team, weight in share.items()]) for key in keys]
+
+
+def _sum_or_zero(parts: Sequence[float]) -> float:
+    total = sum(parts)
+    return total if abs(total) > ROUNDING * sum(map(abs, parts)) else 0.0
 
 
 def values_to_share(name: str, values: Sequence[float], tasks: Sequence[str], seed: int, level: float = 0.95) -> Share:

@@ -71,6 +71,24 @@ def test_few_tasks_do_not_make_an_agent_lazy() -> None:
     assert judge("hxz", roles, tasks=8, min_contribution=2.0)[0]["z"].finding == "lazy"
 
 
+def test_a_few_losses_do_not_make_an_agent_lazy_that_may_be_worth_more_on_tasks_nobody_saw() -> None:
+    """No resample holds what was not seen: of differences that are 0 or below, the bootstrap's interval ends at 0."""
+    for tasks, losses in ((2, 1), (8, 1), (32, 3)):
+        spoiling: Value = lambda team, n, losses=losses: -float("z" in team and n < losses)  # type: ignore[misc]  # noqa: E731
+        assert judge("hz", spoiling, tasks=tasks, min_contribution=0.05)[0]["z"].finding == "not settled"
+    # 400 tasks: a share 1 - (0.05 / 2)^(1/400) = 0.0092 of tasks may be unseen, worth 1 each, which is below 0.05
+    rare: Value = lambda team, n: -float("z" in team and n < 3)  # noqa: E731
+    assert judge("hz", rare, tasks=400, min_contribution=0.05)[0]["z"].finding == "lazy"
+
+
+def test_agents_that_add_up_do_not_cover_for_each_other_by_rounding() -> None:
+    for weights in ({"f": 0.1, "c": 0.9}, {"f": 0.1, "c": 0.2}, {"f": 0.3, "c": 0.4}):
+        added: Value = lambda team, _, weights=weights: 0.7 - sum(weights[agent] for agent in "fc" if agent not in team)  # type: ignore[misc]  # noqa: E731
+        _, pairs = judge("fc", added, method="shapley", tasks=32)
+        assert pairs["fc"].interaction == 0
+        assert pairs["fc"].finding == "not settled"
+
+
 def test_noise_that_hides_a_contribution_settles_nothing_and_noise_around_none_is_lazy() -> None:
     noise = (1.0, -1.0, 0.0, 0.0, 0.0)
     noisy: Value = lambda team, n: noise[n % 5] if "z" in team else 0.0  # noqa: E731

@@ -84,6 +84,24 @@ def test_values_that_are_all_alike_are_bounded_too_and_the_verdict_reads_the_bou
     assert figure(judge(twice, ("a",))[0]["a"], "difference").low == pytest.approx(-(1 - (0.05 / 2) ** (1 / 4)))
 
 
+def test_a_few_losses_do_not_make_a_node_lazy_or_idle() -> None:
+    """The bootstrap of differences that are 0 or below ends at 0, and so says nothing of what was not seen."""
+
+    def of_losses(tasks: int, difference: float | None) -> str | None:
+        """One task of them lost something; None: there is no stand-in, and what the node decides is looked at."""
+        decided = [-0.5, *[0.0] * (tasks - 1)]
+        differences = [None] * tasks if difference is None else [difference, *[0.0] * (tasks - 1)]
+        runs = [
+            MeasuredRun(f"e{n}", f"t{n}", 0.5, [MeasuredCall("a", 1, decided[n], differences[n])]) for n in range(tasks)
+        ]
+        return judge(runs, ("a",), min_contribution=0.2)[0]["a"].finding
+
+    assert of_losses(2, None) == of_losses(8, None) == of_losses(2, -1.0) == of_losses(8, -0.1) == "not settled"
+    assert of_losses(200, -0.1) == "lazy"
+    # a share 1 - 0.05^(1/200) = 0.015 of runs may be unseen, of a variance of 1/2 at most: below 0.2 squared
+    assert of_losses(200, None) == "idle"
+
+
 def test_the_bound_of_values_that_are_all_alike_holds_as_often_as_it_says() -> None:
     """A difference of 1 in nine of ten tasks and of 0 in the rest, over 5 tasks: all are alike with chance 0.59."""
     chance, held = random.Random(0), 0

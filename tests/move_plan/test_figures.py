@@ -187,23 +187,33 @@ def test_reach_and_associations_are_those_worked_by_hand(path: Path) -> None:
     assert idle.credit is None
 
 
-def test_what_credit_measured_is_read_newest_first(path: Path, tmp_path: Path) -> None:
+def test_what_credit_measured_is_that_of_its_latest_run_on_the_reward_that_is_looked_at(
+    path: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "s.duckdb"
     other.write_bytes(path.read_bytes())
     rows = [
         Reward(trace_id(str(k)), "difference", value, source, created_ns, "agent", None, "router")
         for k, value, source, created_ns in (
-            (0, 9.0, "credit:credit-1: right", 1),
-            (0, 0.5, "credit:credit-2: right", 2),
-            (3, 0.25, "credit:credit-2: right", 2),
+            (0, 9.0, "credit:credit-1: right, base instead", 1),
+            (0, 0.5, "credit:credit-2: right, silent instead", 2),
+            (3, 0.25, "credit:credit-2: right, silent instead", 2),
+            (0, -40.0, "credit:credit-3: seconds_left, silent instead", 4),
             (4, 7.0, "somebody", 3),
         )
     ]
     with TraceStore.open(other) as store:
         store.put_rewards(rows)
         links = store_to_links(store, ["router", "writer"], None, seed=0)
-    assert links.nodes["router"].credit is not None
-    assert links.nodes["router"].credit.mean == 0.375
+        means = {
+            reward: store_to_links(store, ["router"], reward, seed=0).nodes["router"].credit
+            for reward in ("right", "seconds_left", "other")
+        }
+    assert means["right"] is not None
+    assert means["right"].mean == 0.375
+    assert means["seconds_left"] is not None
+    assert means["seconds_left"].mean == -40
+    assert means["other"] is None
     assert links.nodes["writer"].credit is links.nodes["writer"].reach is None
     assert (links.rewarded, links.reward) == (0, None)
 

@@ -98,6 +98,11 @@ def test_sign_flip_counts_ties_that_rounding_pulls_apart() -> None:
     assert result.p_value == pytest.approx(0.5, abs=0.01)
 
 
+def test_values_that_differ_by_rounding_do_not_differ() -> None:
+    result = paired_difference("reward", [0.1 + 0.2] * 10, [0.3] * 10, seed=1)
+    assert (result.diff, result.ci95, result.p_value) == (0.0, (0.0, 0.0), 1.0)
+
+
 def test_interval_of_few_tasks_is_as_wide_as_t_says() -> None:
     diffs = np.random.default_rng(8).normal(0.4, 1.0, 8)
     other = scipy.stats.bootstrap(
