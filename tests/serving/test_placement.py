@@ -35,6 +35,7 @@ from marft_bridge.common.errors import ServingError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.serve import PlacedServeOptions, ServeOptions
 from marft_bridge.serving import placement as placement_module
+from marft_bridge.serving import vllm_server
 from marft_bridge.serving.base_models import BaseModelSpec, with_modules
 from marft_bridge.serving.placement import Placement
 from marft_bridge.serving.vllm_arguments import server_argv, server_environment
@@ -168,6 +169,27 @@ def test_cards_command_line_and_memory_are_those_worked_by_hand(
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == (",".join(map(str, devices)), "PCI_BUS_ID")
     wanted = "auto" if len(MACHINES[machine]) == 1 else f"cuda:{trainer}"
     assert placement.trainer_options().system.device == wanted
+
+
+@pytest.mark.parametrize("machine", ["1 x 24", "2 x 24"])
+def test_a_placed_server_starts_and_only_what_was_given_is_refused(
+    model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    """A default is no option that was set: `serve.cpu` is refused where there is a card, but only if it was given."""
+    monkeypatch.setattr(vllm_server, "vllm_runs_on_cpu", lambda: False)
+    monkeypatch.setattr(vllm_server, "check_model_dir", lambda folder: folder)
+    model = model_dir("1.7B")
+
+    def start(options: dict[str, Any]) -> None:
+        (placed,) = place(machine_of(machine), model, options).serve_options()
+        assert isinstance(placed, PlacedServeOptions)
+        assert placed.devices is not None
+        vllm_server._new_process(placed, model, tmp_path / "vllm.log")
+
+    start({})
+    start({"serve.max_loras": 5})
+    with pytest.raises(ServingError, match=r"serve\.cpu has no effect on the CUDA build of vLLM; leave it out"):
+        start({"serve.cpu.threads": 2})
 
 
 def test_without_a_card_nothing_is_planned(model_dir: Callable[[str], Path]) -> None:
