@@ -54,7 +54,7 @@ OWN_ARGUMENTS = {
     "--disable-uvicorn-access-log": "it is set already",
     "--disable-log-stats": "it is set already",
     "--enable-sleep-mode": "the server sleeps where it shares its card with the trainer",
-    "--middleware": "it is how the server is put to sleep",
+    "--middleware": "it is how the server asks for its key",
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import httpx
 
 from marft_bridge.common.errors import ServingError
-from marft_bridge.serving.sleep_route import SLEEP_PATH, WAKE_PATH
+from marft_bridge.serving.key_guard import SLEEP_PATH, WAKE_PATH
 
 _Value = TypeVar("_Value")
 _WRAPPED_REASON = re.compile(r"Worker failed with error '(.*)', please check", re.DOTALL)
@@ -66,7 +66,7 @@ class EngineClient:
         self._request("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
     def sleep(self) -> None:
-        """Has the engine give its memory back, once no call is under way; see `sleep_route`."""
+        """Has the engine give its memory back, once no call is under way; see `key_guard`."""
         self._request("POST", SLEEP_PATH)
 
     def wake(self) -> None:

@@ -197,11 +197,13 @@ def test_the_key_is_in_the_environment_only_and_not_shown() -> None:
 
 def test_the_server_s_environment_is_offline_and_uses_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "40")
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
     env = server_environment("k", cpu=True)
     assert (env["HF_HUB_OFFLINE"], env["TRANSFORMERS_OFFLINE"], env["VLLM_NO_USAGE_STATS"]) == ("1", "1", "1")
     assert {int(core) for core in env["VLLM_CPU_OMP_THREADS_BIND"].split(",")} == os.sched_getaffinity(0)
     assert "VLLM_CPU_KVCACHE_SPACE" not in env  # would overrule kv_cache_gib
+    assert "VLLM_SERVER_DEV_MODE" not in env  # would add routes that run any method of the engine
 
 
 # The log
