@@ -17,6 +17,7 @@ from marft_bridge.common.errors import ServingError
 from marft_bridge.serving.key_guard import SLEEP_PATH, WAKE_PATH
 
 _Value = TypeVar("_Value")
+_NO_ANSWER = (httpx.HTTPError, RuntimeError)  # httpx raises the latter where `close` was called meanwhile
 _WRAPPED_REASON = re.compile(r"Worker failed with error '(.*)', please check", re.DOTALL)
 
 
@@ -42,7 +43,7 @@ class EngineClient:
         """Whether the server answers that it is up. Waits two seconds at most, raises nothing."""
         try:
             return self._http.get("/health", timeout=2.0).status_code == 200
-        except httpx.HTTPError:
+        except _NO_ANSWER:
             return False
 
     def can_sample(self, model: str, timeout_s: float) -> bool:
@@ -50,7 +51,7 @@ class EngineClient:
         body = {"model": model, "prompt": "The", "max_tokens": 1, "temperature": 0.0}
         try:
             return self._http.post("/v1/completions", json=body, timeout=timeout_s).is_success
-        except httpx.HTTPError:
+        except _NO_ANSWER:
             return False
 
     def models(self) -> dict[str, str | None]:
@@ -86,7 +87,7 @@ class EngineClient:
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
         try:
             return self._http.request(method, path, json=body)
-        except httpx.HTTPError as error:
+        except _NO_ANSWER as error:
             raise ServingError(f"model server {self.url}{path}: {str(error) or type(error).__name__}") from error
 
     def _request_value(
