@@ -40,7 +40,7 @@ def serve(config: BridgeConfig, reporter: Reporter, command: Sequence[str], live
 
     With `live`, a proxy in front of the server splits an app's traffic between two teams. The server is for that alone:
     other commands on the folder, which load and unload adapters, start their own. So all adapters in service are known
-    here, and a server that died is restarted; without `live` it is not.
+    here, and a server that died or hangs is restarted; without `live` it is not.
 
     Returns:
         The command's exit code; 0 after Ctrl-C.
@@ -107,12 +107,12 @@ def _serve_live(
     traffic = _live_traffic(config, folder, base, options=live)
     (options,) = _place(config, [base], reporter)
     with _start(base, options, folder, reporter=reporter) as server:
-        restarts, calls = config.serve.restarts, CallsUnderWay()  # the proxy's calls have limits of their own
+        restarts, calls = config.serve.restarts, CallsUnderWay()
         with (
             Supervisor(server, restarts, config.serve.hang_s, calls=calls, report=reporter.say) as supervisor,
-            traffic.running(server, reporter) as proxy,
+            traffic.running(server, reporter, calls) as proxy,
         ):
-            checks = (server.check if server.attached else supervisor.check, proxy.check)
+            checks = (*((server.check,) if server.attached else ()), supervisor.check, proxy.check)
             return _run_or_serve(checks, command, traffic.command_environment(proxy))
 
 

@@ -27,6 +27,7 @@ from marft_bridge.live.proxy import LivePlan
 from marft_bridge.live.proxy_server import proxy_server, proxy_to_base_url
 from marft_bridge.live.split import BASE, CANDIDATE, read_or_make_live_file
 from marft_bridge.live.teams import PROMOTED, ReadPromoted, Team, text_to_versions, versions_to_team
+from marft_bridge.model_calls.call_monitor import CallsUnderWay
 from marft_bridge.promotion.manifest import newest_manifest
 from marft_bridge.recording.journal_exporter import JournalProcessor
 from marft_bridge.recording.span_processor import check_options, options_to_processor
@@ -57,8 +58,12 @@ class LiveTraffic:
         self._live_file = read_or_make_live_file(folder.live)
 
     @contextmanager
-    def running(self, server: ModelServer, reporter: Reporter) -> Iterator[LoopbackServer]:
-        """The proxy, until the block ends; its journal is read into the store every minute, and then."""
+    def running(self, server: ModelServer, reporter: Reporter, calls: CallsUnderWay) -> Iterator[LoopbackServer]:
+        """The proxy, until the block ends; its journal is read into the store every minute, and then.
+
+        Args:
+            calls: is told of the calls under way to the server.
+        """
         for team in self.teams.values():
             for node, version in team.versions.items():
                 publish(server, self._versions.registry, node, version=version)
@@ -77,6 +82,7 @@ class LiveTraffic:
                     port=self._options.port,
                     mirrored=self._options.mirror,
                     fallback=self._fallback,
+                    calls=calls,
                 ) as proxy,
                 self._live_file.announced(proxy_to_base_url(proxy)),
             ):

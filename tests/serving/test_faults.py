@@ -281,9 +281,15 @@ raise SystemExit(0 if answered == 6 and refused else 1)
 
 
 @pytest.mark.slow
-def test_live_traffic_goes_on_with_its_teams_when_the_server_behind_it_is_started_again(bench: Bench) -> None:
-    bench.faults.write_text(json.dumps({"die_after": 3}))
-    config = bench.config()
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [("die_after", "exit code 9"), ("hang_after", "1 calls wait, no answer in 2 s (serve.hang_s)")],
+)
+def test_live_traffic_goes_on_with_its_teams_when_the_server_behind_it_is_started_again(
+    bench: Bench, fault: str, problem: str
+) -> None:
+    bench.faults.write_text(json.dumps({fault: 3}))
+    config = bench.config(**{"serve.hang_s": 2.0})
     registry = AdapterRegistry(bench.folder.adapters, weights_to_sha256(bench.model))
     for node in config.graph.nodes:
         write_adapter(registry.new_folder(node, 1), {"layers.0.q_proj": (4, 4)})
@@ -291,7 +297,7 @@ def test_live_traffic_goes_on_with_its_teams_when_the_server_behind_it_is_starte
     live = LiveOptions(Split(50.0, 50.0), "0", "1", mirror=False, port=0, key_env=None, quiet_s=60.0)
     said = Reporter(Console(file=bench.said, width=1000))
     assert serve(config, said, [sys.executable, "-c", PATIENT_APP], live) == 0
-    assert "exit code 9; starting it again (1 of 2)" in bench.said.getvalue()
+    assert f"{problem}; starting it again (1 of 2)" in bench.said.getvalue()
     with TraceStore.open(bench.folder.store) as store:
         answered = [a for t in store.trajectories() for a in t.actions if a.sampled_ids]
     assert len(answered) == 6
