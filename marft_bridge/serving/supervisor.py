@@ -23,7 +23,7 @@ from marft_bridge.serving.vllm_server import ModelServer
 log = logging.getLogger("marft_bridge")
 
 _POLL_S = 0.5
-_DYING_S = 20.0  # a dying server fails its calls at once, but its process ends only some seconds later
+_DYING_S = 20.0  # a dying server fails its calls at once, but its process ends only later; a busy one is up again
 
 T = TypeVar("T")
 
@@ -122,7 +122,7 @@ class Supervisor:
         while (end_reason := self._server.end_reason()) is None:
             if self._server.is_healthy():
                 return None
-            if self._server.attached or self._closing.is_set():
+            if self._closing.is_set():
                 return "the model server does not answer any more"
             if time.monotonic() > deadline:
                 if self._server.can_sample(self._half_hang_s):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ from marft_bridge.serving.vllm_client import EngineClient
 from marft_bridge.serving.vllm_process import ServerProcess, free_port, port_when_free
 
 _PORT_TRIES = 3  # another process may take a free port in the seconds before vLLM binds it
+_AWAY_S, _AWAY_POLL_S = 15.0, 0.2  # for which an attached server does not say that it is up, and has gone away
 _CARD_OPTIONS = {
     "gpu_memory_utilization": "use kv_cache_gib",
     "devices": "leave it out",
@@ -154,12 +156,15 @@ class ModelServer:
             raise
 
     def check(self) -> None:
-        """Raises ServingError when the server has died, with the last log lines of one that was started here."""
+        """Raises ServingError when the server has died, with the last log lines of one that was started here.
+
+        An attached one has died when /health fails for `_AWAY_S`, which this then waits for: a busy one answers late.
+        """
         if self._stopped:
             raise ServingError("the model server is not running any more")
         if self._process is not None and (end_reason := self._process.end_reason()) is not None:
             raise ServingError(self._process.with_log(end_reason))
-        if self.attached and not self._client.is_healthy():
+        if self.attached and self._stays_away():
             raise ServingError(self.explain("the model server does not answer any more"))
 
     def end_reason(self) -> str | None:
@@ -178,7 +183,7 @@ class ModelServer:
         """`problem` with what helps a person: the end of the log, or how to go on with an attached server."""
         if self._process is not None:
             return self._process.with_log(problem)
-        return f"{problem}: {self._options.attach}; start it again, then this command with --resume"
+        return f"{problem}: {self._options.attach}; start it again, then this command (with --resume where it has that)"
 
     def halt(self) -> None:
         """Makes a restart that is under way in another thread end soon, with an error."""
@@ -224,6 +229,14 @@ class ModelServer:
     def adapter_names(self) -> list[str]:
         """Names of the adapters in service, sorted."""
         return sorted(self.adapters())
+
+    def _stays_away(self) -> bool:
+        deadline = time.monotonic() + _AWAY_S
+        while not self._client.is_healthy():
+            if self._stopped or time.monotonic() > deadline:
+                return True
+            time.sleep(_AWAY_POLL_S)
+        return False
 
     def _load(self, name: str, path: Path, hashes: Mapping[str, str]) -> None:
         if self._base_layers is None and self._model_dir.is_dir():

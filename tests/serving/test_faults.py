@@ -371,7 +371,8 @@ def test_an_attached_server_that_goes_away_ends_the_command_which_goes_on_when_i
         with pytest.raises(ServingError) as caught:
             bench.collect({"serve": {"attach": fake.url}})
     assert str(caught.value) == (
-        f"the model server does not answer any more: {fake.url}; start it again, then this command with --resume"
+        f"the model server does not answer any more: {fake.url}; "
+        "start it again, then this command (with --resume where it has that)"
     )
     done = sum(bench.finished().values())
     with running(FakeVllm()) as fake:

@@ -113,6 +113,20 @@ def test_a_watch_that_fails_is_told_where_the_server_is_used(tmp_path: Path) -> 
             supervisor.came_back(time.monotonic())
 
 
+def test_an_attached_server_that_answers_late_after_a_failed_call_is_not_lost(tmp_path: Path) -> None:
+    class Attached(Server):
+        attached = True
+        late = 2
+
+        def is_healthy(self) -> bool:
+            self.late -= 1
+            return self.late < 0
+
+    with supervise(Attached(tmp_path / "vllm.log")) as supervisor:
+        assert not supervisor.came_back(time.monotonic())
+        supervisor.check()
+
+
 def test_a_client_that_was_closed_meanwhile_says_that_nothing_answers() -> None:
     client = EngineClient("http://127.0.0.1:9", "key")
     client.close()

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import httpx
 import pytest
@@ -31,6 +31,7 @@ from marft_bridge.serving import vllm_process as server_process
 from marft_bridge.serving import vllm_server as serving
 from marft_bridge.serving.adapter_registry import AdapterRegistry, publish, retire
 from marft_bridge.serving.vllm_arguments import server_argv, server_environment
+from marft_bridge.serving.vllm_client import EngineClient
 from marft_bridge.serving.vllm_log import last_lines, startup_phase
 from marft_bridge.serving.vllm_server import Endpoint, ModelServer
 
@@ -466,6 +467,53 @@ def test_a_key_that_is_missing_or_wrong_is_said(tmp_path: Path, monkeypatch: pyt
             attach(fake.url, tmp_path, api_key_env="MY_KEY")
         with pytest.raises(ServingError, match="refuses the API key"):
             attach(fake.url, tmp_path)
+
+
+class Moody(BaseHTTPRequestHandler):
+    """/health as it is told: seconds to wait, or None to hang up."""
+
+    moods: ClassVar[list[float | None]] = []
+
+    def do_GET(self) -> None:
+        mood = self.moods.pop(0) if self.moods else 0.0
+        if mood is None:
+            return
+        time.sleep(mood)
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None:
+        """Quiet."""
+
+
+def test_an_attached_server_has_gone_away_only_when_it_does_not_answer_for_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "_AWAY_S", 4.0)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Moody) as page:
+        thread = threading.Thread(target=page.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{page.server_port}"
+        options, endpoint = ServeOptions(attach=url), Endpoint(f"{url}/v1", "none", "base")
+        client = EngineClient(url, None)
+        server = ModelServer(
+            options, tmp_path, adapters=tmp_path, log=tmp_path / "log", client=client, endpoint=endpoint, process=None
+        )
+        try:
+            Moody.moods = [2.3, None]  # a stall of its event loop, then a connection that it drops
+            server.check()
+            assert Moody.moods == []
+        finally:
+            page.shutdown()
+            thread.join()
+    monkeypatch.setattr(serving, "_AWAY_S", 0.5)
+    with server, pytest.raises(ServingError) as caught:
+        server.check()
+    assert str(caught.value) == (
+        f"the model server does not answer any more: {url}; "
+        "start it again, then this command (with --resume where it has that)"
+    )
 
 
 def test_a_server_that_cannot_be_trained_against_is_refused_when_attaching(tmp_path: Path) -> None:
