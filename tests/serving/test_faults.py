@@ -297,7 +297,8 @@ def test_live_traffic_goes_on_with_its_teams_when_the_server_behind_it_is_starte
     live = LiveOptions(Split(50.0, 50.0), "0", "1", mirror=False, port=0, key_env=None, quiet_s=60.0)
     said = Reporter(Console(file=bench.said, width=1000))
     assert serve(config, said, [sys.executable, "-c", PATIENT_APP], live) == 0
-    assert f"{problem}; starting it again (1 of 2)" in bench.said.getvalue()
+    assert f"{problem}; starting it again (1 of 2); log {bench.folder.live_server_log}:" in bench.said.getvalue()
+    assert not bench.folder.server_log.exists(), "of another command, whose start empties it"
     with TraceStore.open(bench.folder.store) as store:
         answered = [a for t in store.trajectories() for a in t.actions if a.sampled_ids]
     assert len(answered) == 6
