@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,7 @@ from marft_bridge.common.errors import ServingError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.serve import PlacedServeOptions, ServeOptions
 from marft_bridge.serving import placement as placement_module
-from marft_bridge.serving import vllm_server
+from marft_bridge.serving import served_bases, vllm_server
 from marft_bridge.serving.base_models import BaseModelSpec, with_modules
 from marft_bridge.serving.placement import Placement
 from marft_bridge.serving.vllm_arguments import server_argv, server_environment
@@ -485,6 +486,32 @@ def test_two_base_models_take_cards_of_their_own_and_share_one_only_by_hand(mode
     assert [engine and engine.utilization for engine in shared.engines] == [0.3, 0.4]
     with pytest.raises(ServingError, match=r"gpu_memory_utilization 0\.6 is .* set it to 0\.5\d or less"):
         place_both("1 x 80", **{"serve.gpu_memory_utilization": 0.6})
+
+
+def test_a_server_of_unknown_size_that_has_cards_of_its_own_needs_no_share(
+    model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM takes what it wants of a card of its own; only on a card that it shares must a share be named."""
+    monkeypatch.setattr(served_bases, "vllm_runs_on_cpu", lambda: False)
+    quantised = tmp_path / "quantised"
+    shutil.copytree(model_dir("1.7B"), quantised)
+    file = quantised / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "fp8"}}))
+    config = config_of(model_dir("1.7B"), {"models": {"big": {"path": str(quantised), "nodes": ["writer"]}}})
+    bases = [
+        BaseModelSpec("", model_dir("1.7B"), with_modules(config, config.serve), nodes=("planner",)),
+        BaseModelSpec("big", quantised, with_modules(config, config.models["big"].serve), nodes=("writer",)),
+    ]
+    placement = Placement(config, bases, [b.serve for b in bases], trains=False, machine=machine_of("4 x 80"))
+    options = placement.serve_options()
+    assert [serve.gpu_memory_utilization is None for serve in options] == [False, True]
+    served_bases.refuse_whole_gpus(bases, options)
+    attached = ServeOptions(attach="http://127.0.0.1:8000")  # takes no card of ours
+    served_bases.refuse_whole_gpus(bases, [attached, options[1]])
+    on_one_card = [options[0].model_copy(update={"visible_devices": ("1", "0")}), options[1]]
+    for sharing in (on_one_card, [ServeOptions(), options[1]], [ServeOptions(), ServeOptions()]):
+        with pytest.raises(ServingError, match=r"2 model servers share the GPU: .* share with .*serve\.gpu_mem"):
+            served_bases.refuse_whole_gpus(bases, sharing)
 
 
 def test_a_teacher_that_scores_has_its_room_beside_the_trainer(model_dir: Callable[[str], Path]) -> None:
