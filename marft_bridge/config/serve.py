@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from marft_bridge.common.addresses import address_to_url
+
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, as vLLM has them
 CPU_MODEL_LEN = 4096  # on a CPU: tokens of one call at most, unless max_model_len says more
 
@@ -138,6 +140,13 @@ class ServeOptions(BaseModel):
     """Address of a vLLM server that runs already; nothing is started then."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key of the server in `attach`."""
+
+    @field_validator("attach")
+    @classmethod
+    def _attach_is_an_address(cls, attach: str | None) -> str | None:
+        if attach is not None:
+            address_to_url(attach)
+        return attach
 
     @field_validator("devices")
     @classmethod

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
+from marft_bridge.common.api_keys import variable_to_key
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.loopback_server import LoopbackServer
 from marft_bridge.common.progress import Reporter
@@ -199,10 +200,10 @@ def _judge_to_json(options: FallbackOptions) -> dict[str, Any] | None:
 
 
 def _read_variable(table: str, variable: str | None) -> str | None:
-    key = os.environ.get(variable, "").strip() if variable is not None else None
-    if key == "":
-        raise ConfigError(f"{table}: environment variable {variable!r} (api_key_env) is not set; it holds the key")
-    return key
+    try:
+        return variable_to_key(variable) if variable is not None else None
+    except ValueError as error:
+        raise ConfigError(f"{table}: {error}") from None
 
 
 def _read_key(variable: str | None) -> str | None:

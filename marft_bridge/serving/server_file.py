@@ -56,7 +56,7 @@ def running_servers(folder: RunFolder) -> dict[str, tuple[str, str]]:
         for address, key in servers.values():
             headers = {"Authorization": f"Bearer {key}"}
             httpx.get(f"{address}/v1/models", headers=headers, timeout=5.0, trust_env=False).raise_for_status()
-    except (AttributeError, OSError, StoreError, TypeError, ValueError, KeyError, httpx.HTTPError):
+    except (AttributeError, OSError, StoreError, TypeError, ValueError, KeyError, httpx.HTTPError, httpx.InvalidURL):
         return {}
     return servers
 

@@ -27,13 +27,18 @@ class EngineClient:
     Args:
         url: base address without `/v1`.
         api_key: bearer token; None for a server without one.
+
+    Raises ServingError for an address that is none.
     """
 
     def __init__(self, url: str, api_key: str | None, timeout_s: float = 120.0) -> None:
         self.url = url
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # trust_env=False: a proxy from the environment must not see the key or the traffic to this machine.
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=False)
+        try:
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=False)
+        except httpx.InvalidURL as error:
+            raise ServingError(f"model server {url}: no address ({error})") from error
 
     def close(self) -> None:
         """Closes the connections."""

@@ -8,7 +8,6 @@ failed and shows the end of the log. `supervisor` decides when to start it again
 from __future__ import annotations
 
 import importlib.util
-import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
+from marft_bridge.common.api_keys import variable_to_key
 from marft_bridge.common.errors import ServingError
 from marft_bridge.common.extras import install_command
 from marft_bridge.config.serve import PlacedServeOptions, ServeOptions
@@ -250,10 +250,10 @@ class ModelServer:
 def _attach(options: ServeOptions, url: str) -> tuple[EngineClient, Endpoint]:
     """A client of the server that runs at `url`, once it is checked that adapters can be trained on it."""
     address = url.rstrip("/").removesuffix("/v1")
-    variable = options.api_key_env
-    key = os.environ.get(variable) if variable else None
-    if variable and not key:
-        raise ServingError(f"environment variable {variable!r} (api_key_env) is not set; it holds the server's key")
+    try:
+        key = variable_to_key(options.api_key_env) if options.api_key_env is not None else None
+    except ValueError as error:
+        raise ServingError(f"serve.attach: {error}") from None
     client = EngineClient(address, key)
     try:
         return client, Endpoint(f"{address}/v1", key or "none", _find_trainable_base(client, address))

@@ -53,6 +53,8 @@ def test_options_that_would_have_no_effect_are_refused() -> None:
         ({"api_key_env": "KEY"}, "applies to attach only"),
         ({"kv_cache_gib": 1.0, "gpu_memory_utilization": 0.5}, "give one"),
         ({"attach": "127.0.0.1:8000"}, "attach"),
+        ({"attach": "http://127.0.0.1:80a"}, "is not an address like http"),
+        ({"attach": "http://[::1"}, "is not an address like http"),
         ({"threads": 2}, "threads"),
         ({"devices": [0, 1, 0]}, "names a card twice"),
         ({"devices": []}, "devices"),
@@ -467,6 +469,20 @@ def test_a_key_that_is_missing_or_wrong_is_said(tmp_path: Path, monkeypatch: pyt
             attach(fake.url, tmp_path, api_key_env="MY_KEY")
         with pytest.raises(ServingError, match="refuses the API key"):
             attach(fake.url, tmp_path)
+        for key in ("ab\nc", "cl\u00e9"):
+            monkeypatch.setenv("MY_KEY", key)
+            with pytest.raises(ServingError, match=r"serve\.attach: .*'MY_KEY' \(api_key_env\) holds no key: "):
+                attach(fake.url, tmp_path, api_key_env="MY_KEY")
+    with pytest.raises(ServingError, match=r"model server http://127\.0\.0\.1:80a: no address"):
+        EngineClient("http://127.0.0.1:80a", None)
+
+
+def test_a_key_is_read_without_the_line_break_that_a_file_put_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "abc\r\n")
+    with running(FakeVllm("abc")) as fake, attach(fake.url, tmp_path, api_key_env="MY_KEY") as server:
+        assert server.endpoint.api_key == "abc"
 
 
 class Moody(BaseHTTPRequestHandler):
