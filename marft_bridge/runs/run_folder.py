@@ -202,8 +202,12 @@ class RunFolder:
             yield
 
     def record_config(self, command: str, config: BridgeConfig) -> None:
-        """Adds the configuration of `command` to bridge.json, as the newest."""
-        configs: dict[str, Any] = json.loads(self.notes.read_text(encoding="utf-8")) if self.notes.exists() else {}
+        """Adds the configuration of `command` to bridge.json, as the newest.
+
+        Raises:
+            ConfigError: the file cannot be read; what earlier commands were given is not overwritten.
+        """
+        configs = self._read_notes(command)
         configs.pop(command, None)
         configs[command] = {
             "version": bridge_version(),
@@ -211,6 +215,22 @@ class RunFolder:
             "config": config.recorded(),
         }
         write_atomically(self.notes, json.dumps(configs, indent=1) + "\n")
+
+    def _read_notes(self, command: str) -> dict[str, Any]:
+        try:
+            configs: Any = json.loads(self.notes.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            problem = str(error)
+        else:
+            if isinstance(configs, dict):
+                return configs
+            problem = f"it holds a {type(configs).__name__} where the commands' options stand"
+        raise ConfigError(
+            f"{command}: cannot read {self.notes}: {problem}; put it back from a copy, or delete it, which forgets the "
+            "options of earlier commands"
+        )
 
 
 def store_to_run_folder(store: Path) -> RunFolder | None:
@@ -239,10 +259,10 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_bytes().split(b"\n"):
         try:
-            content = json.loads(line)
-        except json.JSONDecodeError:
+            content = json.loads(line.decode())
+        except ValueError:  # torn, also inside a character
             break
         if not isinstance(content, dict):
             break
