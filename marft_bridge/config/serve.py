@@ -18,6 +18,7 @@ CPU_MODEL_LEN = 4096  # on a CPU: tokens of one call at most, unless max_model_l
 
 # Arguments of vLLM that are set here, and what sets them. A training run relies on those without an option.
 _TRAINING = "training relies on its value"
+_LINEAGE = "put it into the model's folder, by which episodes know their tokenizer and chat template"
 _ADDRESS = "the server is reached under an address of our own"
 OWN_ARGUMENTS = {
     "--model": "set model.path",
@@ -47,6 +48,15 @@ OWN_ARGUMENTS = {
     "--lora-target-modules": "set serve.lora_target_modules",
     "--tool-call-parser": "set serve.tool_call_parser",
     "--enable-auto-tool-choice": "set serve.tool_call_parser",
+    "--tokenizer": _LINEAGE,
+    "--tokenizer-mode": _LINEAGE,
+    "--tokenizer-revision": _LINEAGE,
+    "--revision": _LINEAGE,
+    "--chat-template": _LINEAGE,
+    "--chat-template-content-format": _LINEAGE,
+    "--default-chat-template-kwargs": _LINEAGE,
+    "--trust-request-chat-template": _LINEAGE,
+    "--skip-tokenizer-init": "prompts and answers are texts",
     "--enable-lora": _TRAINING,
     "--max-cpu-loras": _TRAINING,
     "--served-model-name": _TRAINING,

@@ -158,6 +158,15 @@ def test_an_argument_that_is_set_here_is_refused_however_it_is_written() -> None
         ServeOptions(extra_args=("fp8",))
 
 
+@pytest.mark.parametrize(
+    "flag", ["--tokenizer", "--tokenizer_mode=slow", "--chat-template", "--default-chat-template-kwargs.thinking=false"]
+)
+def test_tokenizer_and_template_are_those_of_the_model_s_folder(flag: str) -> None:
+    """The lineage of episodes is read there: told to vLLM alone, it would go unnoticed."""
+    with pytest.raises(ValidationError, match=r"is not yours to set .*: put it into the model's folder"):
+        ServeOptions(extra_args=(flag, "mine"))
+
+
 def test_other_arguments_reach_vllm_and_one_that_a_cpu_needs_is_refused_there() -> None:
     extra_args = ("--quantization", "fp8", "--compilation-config.mode", "0", "--seed", "-1")
     assert server_argv(ServeOptions(extra_args=extra_args), Path("model"), 1, cpu=False)[-6:] == [*extra_args]
