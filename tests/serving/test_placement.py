@@ -464,6 +464,21 @@ def test_a_model_whose_layers_are_not_known_shares_a_card_only_by_hand(
     }  # a card of its own: vLLM's defaults
 
 
+@pytest.mark.parametrize(
+    ("free_mib", "options"),
+    [(150, {"serve.gpu_memory_utilization": 0.5}), (4268, {"serve.kv_cache_gib": 2.0, "serve.max_model_len": 16})],
+)
+def test_a_card_that_has_room_for_nothing_is_said_to_be_in_use(
+    model_dir: Callable[[str], Path], free_mib: int, options: dict[str, Any]
+) -> None:
+    """A share or a cache of 0.0 is no setting that fits."""
+    with pytest.raises(ServingError) as caught:
+        place(machine_of("1 x 24", free_mib={0: free_mib}), model_dir("0.5B"), options)
+    assert str(caught.value).endswith(
+        ": the card is in use; end what else has its memory, or name another card (serve.devices)"
+    )
+
+
 def test_two_base_models_take_cards_of_their_own_and_share_one_only_by_hand(model_dir: Callable[[str], Path]) -> None:
     tables = {"models": {"big": {"path": str(model_dir("1.7B")), "nodes": ["writer"]}}}
 
