@@ -316,17 +316,21 @@ def _start_process(
         client = EngineClient(f"http://127.0.0.1:{port}", key)
         try:
             process.start(client, port, key, on_progress=on_progress)
-            try:
-                client.models()  # refused if another server than ours answers on this port
-            except ServingError:
-                if not tries_left:
-                    raise
-            else:
-                return client, Endpoint(f"http://127.0.0.1:{port}/v1", key, BASE_NAME)
-        except BaseException:
+            client.models()  # refused if another server than ours answers on this port
+        except BaseException as error:
             client.close()
             process.end()
-            raise
-        client.close()
-        process.end()
+            # Ours is gone, so that whoever has the port now took it first: ours died of it, or the other answered.
+            if not tries_left or not isinstance(error, ServingError) or not _is_taken(port):
+                raise
+        else:
+            return client, Endpoint(f"http://127.0.0.1:{port}/v1", key, BASE_NAME)
     raise AssertionError("every try returned or raised")
+
+
+def _is_taken(port: int) -> bool:
+    try:
+        free_port(port)
+    except ServingError:
+        return True
+    return False

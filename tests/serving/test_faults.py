@@ -12,6 +12,7 @@ import asyncio
 import io
 import json
 import re
+import socket
 import sys
 import threading
 import time
@@ -216,7 +217,9 @@ def test_a_free_port_that_another_process_takes_first_is_given_up_for_another(
 ) -> None:
     with running(FakeVllm("another key")) as other:
         found = [other.server_address[1]] * taken
-        monkeypatch.setattr(serving, "free_port", lambda wanted: found.pop() if found else free_port(wanted))
+        monkeypatch.setattr(
+            serving, "free_port", lambda asked: found.pop() if found and asked is None else free_port(asked)
+        )
         if taken == 1:
             with bench.server() as server:
                 assert server.endpoint.base_url != f"{other.url}/v1"
@@ -226,6 +229,40 @@ def test_a_free_port_that_another_process_takes_first_is_given_up_for_another(
                 bench.server()
     assert len(bench.argv) == (2 if taken == 1 else 3)
     assert not any(map(lives, server_pids(bench)))
+
+
+def test_a_free_port_that_something_silent_takes_first_is_given_up_for_another(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server dies of it before it answers, unlike where the other answers in its place."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        found = [taken]
+        monkeypatch.setattr(
+            serving, "free_port", lambda asked: found.pop() if found and asked is None else free_port(asked)
+        )
+        bench.startup_s = 0
+        with bench.server() as server:
+            assert server.endpoint.base_url != f"http://127.0.0.1:{taken}/v1"
+            assert server.adapter_names() == []
+    assert len(bench.argv) == 2
+    assert not any(map(lives, server_pids(bench)))
+
+
+def test_a_server_that_dies_on_a_port_that_is_free_is_not_tried_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "raise SystemExit(3)"
+    tries: list[int] = []
+
+    def argv(_options: Any, _model: Path, port: int, cpu: bool) -> list[str]:
+        tries.append(port)
+        return [sys.executable, "-c", script]
+
+    monkeypatch.setattr(server_process, "server_argv", argv)
+    with pytest.raises(ServingError, match="ended with exit code 3"):
+        bench.server()
+    assert len(tries) == 1
 
 
 @pytest.mark.slow
