@@ -55,12 +55,12 @@ def held_file(path: Path, content: str) -> Iterator[Callable[[], bool]]:
     with ExitStack() as stack:
         with replacing(path) as (handle, _), os.fdopen(handle, "wb", closefd=False) as file:
             file.write(content.encode())
-            held = os.dup(handle)
-            stack.callback(os.close, held)  # the lock stays until its last descriptor is closed
+            held_handle = os.dup(handle)
+            stack.callback(os.close, held_handle)  # the lock stays until its last descriptor is closed
 
         def is_there() -> bool:
             try:
-                return os.path.samestat(path.lstat(), os.fstat(held))
+                return os.path.samestat(path.lstat(), os.fstat(held_handle))
             except FileNotFoundError:
                 return False
 

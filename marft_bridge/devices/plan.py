@@ -406,8 +406,8 @@ def _size_cache(
         limit = int(options.gpu_memory_utilization * room.card.total)
         largest = room.by_hand
         if limit > largest:
-            fitting = _floor(largest / room.card.total)
-            way = f"set it to {fitting} or less" if fitting else _elsewhere(need)
+            largest_share = _floor(largest / room.card.total)
+            way = f"set it to {largest_share} or less" if largest_share else _elsewhere(need)
             raise ServingError(
                 f"{need.table}.gpu_memory_utilization {options.gpu_memory_utilization:g} is {bytes_to_text(limit)} of "
                 f"{room.title}, and {bytes_to_text(max(0, largest))} are there for the model server"
@@ -455,8 +455,8 @@ def _way_to_fit(
         wanted = _least_tokens(need) * _token_bytes(need, split)
         if wanted > options.kv_cache_gib * _GIB:
             return f"set {table}.kv_cache_gib to {_ceil(wanted / _GIB)} or more"
-        fitting = _floor(left / _GIB)
-        return f"set {table}.kv_cache_gib to {fitting} or less" if fitting else _elsewhere(need)
+        largest_gib = _floor(left / _GIB)
+        return f"set {table}.kv_cache_gib to {largest_gib} or less" if largest_gib else _elsewhere(need)
     if options.max_model_len is not None and held >= _BLOCK:
         return f"set {table}.max_model_len to {held} or less"
     if room.bound_by is not None:

@@ -270,8 +270,8 @@ class LiveRecorder:
     def _close_surplus(self, kept: LiveRun) -> None:
         """Ends the longest untouched runs beyond the limit, but none that has a call in flight or is about to."""
         while len(self._open_runs) > MAX_OPEN_RUNS:
-            others = (run for run in self._open_runs.values() if not run.calls_in_flight and run is not kept)
-            idle = next(others, None)
+            idle_runs = (run for run in self._open_runs.values() if not run.calls_in_flight and run is not kept)
+            idle = next(idle_runs, None)
             if idle is None:
                 return
             self._close_run(idle, f"more than {MAX_OPEN_RUNS} runs were open")

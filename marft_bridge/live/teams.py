@@ -61,8 +61,8 @@ def text_to_versions(
         pairs = [_part_to_pair(flag, part) for part in text.split(",")]
         version_texts = dict(pairs)
         if len(pairs) > len(version_texts):
-            named = Counter(node for node, _ in pairs)
-            nodes_text = ", ".join(node for node, count in named.items() if count > 1)
+            node_counts = Counter(node for node, _ in pairs)
+            nodes_text = ", ".join(node for node, count in node_counts.items() if count > 1)
             raise ConfigError(f"serve: {flag} {text}: names {nodes_text} more than once; give each node one version")
         if version_texts.keys() != set(nodes):
             mismatched_nodes = ", ".join(sorted(version_texts.keys() ^ set(nodes)))

@@ -200,14 +200,14 @@ def refuse_whole_gpus(bases: Sequence[BaseModelSpec], options: Sequence[ServeOpt
     """Raises ServingError where a server that wants a whole GPU has another on it: vLLM takes 0.92 of it by itself."""
     if vllm_runs_on_cpu():
         return
-    started = [pair for pair in zip(bases, options, strict=True) if pair[1].attach is None]
-    for base, base_options in started:
-        others = [other for other_base, other in started if other_base is not base]
-        sharing = [other for other in others if _may_share_a_card(base_options, other)]
-        if base_options.gpu_memory_utilization is None and sharing:
+    started_servers = [pair for pair in zip(bases, options, strict=True) if pair[1].attach is None]
+    for base, base_options in started_servers:
+        other_servers = [other for other_base, other in started_servers if other_base is not base]
+        sharing_servers = [other for other in other_servers if _may_share_a_card(base_options, other)]
+        if base_options.gpu_memory_utilization is None and sharing_servers:
             table = f"models.{base.name}.serve" if base.name else "serve"
             raise ServingError(
-                f"{len(sharing) + 1} model servers share the GPU: give each its share with "
+                f"{len(sharing_servers) + 1} model servers share the GPU: give each its share with "
                 f"{table}.gpu_memory_utilization"
             )
 
