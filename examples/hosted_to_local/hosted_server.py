@@ -23,7 +23,7 @@ from pathlib import Path
 from marft_bridge.config.serve import CpuOptions
 from marft_bridge.serving import process_guard
 from marft_bridge.serving.cpu.plan import options_to_cpu_plan
-from marft_bridge.serving.vllm_arguments import server_environment, vllm_runs_on_cpu
+from marft_bridge.serving.vllm_arguments import KEY_GUARD, server_environment, vllm_runs_on_cpu
 from marft_bridge.serving.vllm_process import free_port
 
 NAME = "hosted-large"
@@ -35,7 +35,7 @@ def model_to_argv(model: Path, port: int, *, name: str = NAME, max_model_len: in
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     argv += ["--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
     argv += ["--max-model-len", str(max_model_len), "--max-num-seqs", "32", "--generation-config", "vllm"]
-    argv += ["--disable-uvicorn-access-log", "--disable-log-stats", "--enforce-eager"]
+    argv += ["--disable-uvicorn-access-log", "--disable-log-stats", "--enforce-eager", "--middleware", KEY_GUARD]
     argv += ["--kv-cache-memory-bytes", str(1 << 29)]
     if vllm_runs_on_cpu():
         argv += ["--block-size", "32", *options_to_cpu_plan(CpuOptions()).argv()]

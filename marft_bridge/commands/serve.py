@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from marft_bridge.commands.foreground import LentTerminal, PutOffInterrupts
@@ -25,7 +25,6 @@ from marft_bridge.serving.served_base import start_server
 from marft_bridge.serving.served_bases import refuse_whole_gpus
 from marft_bridge.serving.server_file import announced_servers, running_servers
 from marft_bridge.serving.supervisor import Supervisor
-from marft_bridge.serving.vllm_server import ModelServer
 
 if TYPE_CHECKING:
     from marft_bridge.live.command import LiveTraffic
@@ -40,13 +39,14 @@ def serve(config: BridgeConfig, reporter: Reporter, command: Sequence[str], live
 
     With `live`, a proxy in front of the server splits an app's traffic between two teams. The server is for that alone:
     other commands on the folder, which load and unload adapters, start their own. So all adapters in service are known
-    here, and a server that died is restarted; without `live` it is not.
+    here, and a server that died or hangs is restarted; without `live` it is not.
 
     Returns:
         The command's exit code; 0 after Ctrl-C.
 
     Raises:
         ServingError: the server does not start, dies, or one is running for this folder already.
+        ConfigError: another `serve` starts its server in this folder.
     """
     folder = RunFolder(config.run_folder)
     if live is None:
@@ -57,13 +57,42 @@ def serve(config: BridgeConfig, reporter: Reporter, command: Sequence[str], live
         addresses = ", ".join(address for address, _ in running.values())
         raise ServingError(f"a server for {folder.path} runs already at {addresses}; stop that one first")
     folder.create()
-    bases = config_to_bases(config, reporter.say)
-    if live is not None:
-        return _serve_live(config, folder, bases[0], live=live, reporter=reporter, command=command)
+    with _lock(folder, live):
+        bases = config_to_bases(config, reporter.say)
+        if live is not None:
+            return _serve_live(config, folder, bases[0], live=live, reporter=reporter, command=command)
+        return _serve_bases(config, folder, bases, reporter=reporter, command=command)
+
+
+def _lock(folder: RunFolder, live: LiveOptions | None) -> AbstractContextManager[None]:
+    """Keeps a second one out from before the server starts: both would write the same log and the same address.
+
+    Other commands work beside it.
+    """
+    if live is None:
+        return folder.lock_for("serve", name="serve.lock")
+    return folder.lock_for("serve --split", name="live.lock")
+
+
+def _serve_bases(
+    config: BridgeConfig,
+    folder: RunFolder,
+    bases: Sequence[BaseModelSpec],
+    reporter: Reporter,
+    command: Sequence[str],
+) -> int:
     options = _place(config, bases, reporter)
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(_start(base, placed_options, folder, reporter=reporter))
+            stack.enter_context(
+                start_server(
+                    base,
+                    placed_options,
+                    adapters=folder.adapters,
+                    log=folder.server_log_of(base.name),
+                    reporter=reporter,
+                )
+            )
             for base, placed_options in zip(bases, options, strict=True)
         ]
         endpoints = {base.name: server.endpoint for server, base in zip(servers, bases, strict=True)}
@@ -91,11 +120,6 @@ def _place(config: BridgeConfig, bases: Sequence[BaseModelSpec], reporter: Repor
     return options
 
 
-def _start(base: BaseModelSpec, options: ServeOptions, folder: RunFolder, *, reporter: Reporter) -> ModelServer:
-    log = folder.server_log_of(base.name)
-    return start_server(base, options, adapters=folder.adapters, log=log, reporter=reporter)
-
-
 def _serve_live(
     config: BridgeConfig,
     folder: RunFolder,
@@ -106,13 +130,14 @@ def _serve_live(
 ) -> int:
     traffic = _live_traffic(config, folder, base, options=live)
     (options,) = _place(config, [base], reporter)
-    with _start(base, options, folder, reporter=reporter) as server:
-        restarts, calls = config.serve.restarts, CallsUnderWay()  # the proxy's calls have limits of their own
+    log = folder.live_server_log
+    with start_server(base, options, adapters=folder.adapters, log=log, reporter=reporter) as server:
+        restarts, calls = config.serve.restarts, CallsUnderWay()
         with (
             Supervisor(server, restarts, config.serve.hang_s, calls=calls, report=reporter.say) as supervisor,
-            traffic.running(server, reporter) as proxy,
+            traffic.running(server, reporter, calls) as proxy,
         ):
-            checks = (server.check if server.attached else supervisor.check, proxy.check)
+            checks = (*((server.check,) if server.attached else ()), supervisor.check, proxy.check)
             return _run_or_serve(checks, command, traffic.command_environment(proxy))
 
 

@@ -7,7 +7,20 @@ from __future__ import annotations
 
 import ipaddress
 from contextlib import suppress
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
+
+
+def address_to_url(address: str) -> SplitResult:
+    """The parts of a server's address. Raises ValueError, one line, for what is none, as a port that is no number."""
+    problem = f"{address!r} is not an address like http://127.0.0.1:8000"
+    try:
+        url = urlsplit(address)
+        host, _ = url.hostname, url.port
+    except ValueError as error:
+        raise ValueError(f"{problem}: {error}") from None
+    if url.scheme not in ("http", "https") or not host or not address.isprintable() or " " in address:
+        raise ValueError(problem)
+    return url
 
 
 def refuse_address(base_url: str, *, remote: bool, key: bool, seen: str) -> None:
@@ -20,11 +33,13 @@ def refuse_address(base_url: str, *, remote: bool, key: bool, seen: str) -> None
     Raises:
         ValueError: names the option.
     """
-    url = urlsplit(base_url)
+    try:
+        url = address_to_url(base_url)
+    except ValueError as error:
+        raise ValueError(f"base_url: {error}") from None
     host = url.hostname or ""
-    if url.scheme not in ("http", "https") or not host or "@" in url.netloc or url.query or url.fragment:
+    if "@" in url.netloc or url.query or url.fragment:
         raise ValueError("base_url: an address like http://127.0.0.1:8000/v1 without a user is needed")
-    _ = url.port  # raises ValueError for none of 0 to 65535
     is_local = host == "localhost"
     with suppress(ValueError):  # a name, not an address
         is_local = is_local or ipaddress.ip_address(host).is_loopback

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -47,13 +47,24 @@ def replacing(path: Path) -> Iterator[tuple[int, Path]]:
 
 
 @contextmanager
-def held_file(path: Path, content: str) -> Iterator[None]:
-    """Writes a text as `write_atomically`, and holds the file until the block ends or this process does."""
+def held_file(path: Path, content: str) -> Iterator[Callable[[], bool]]:
+    """Writes a text as `write_atomically`, and holds the file until the block ends or this process does.
+
+    Yields whether what lies at `path` is still that file: somebody may have deleted it, or put another in its place.
+    """
     with ExitStack() as stack:
         with replacing(path) as (handle, _), os.fdopen(handle, "wb", closefd=False) as file:
             file.write(content.encode())
-            stack.callback(os.close, os.dup(handle))  # the lock stays until its last descriptor is closed
-        yield
+            held_handle = os.dup(handle)
+            stack.callback(os.close, held_handle)  # the lock stays until its last descriptor is closed
+
+        def is_there() -> bool:
+            try:
+                return os.path.samestat(path.lstat(), os.fstat(held_handle))
+            except FileNotFoundError:
+                return False
+
+        yield is_there
 
 
 def read_held(path: Path) -> str | None:

@@ -9,6 +9,8 @@ import re
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from marft_bridge.common.addresses import address_to_url
+
 AUTO = "auto"
 _HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
 
@@ -71,6 +73,8 @@ class RayOptions(BaseModel):
         if self.api_key_env is not None and not self.endpoints:
             raise ValueError("api_key_env applies to endpoints only; servers that the workers start get random keys")
         for endpoint in self.endpoints:
-            if not endpoint.startswith(("http://", "https://")):
-                raise ValueError(f"endpoints: {endpoint!r} is not an address that begins with http:// or https://")
+            try:
+                address_to_url(endpoint)
+            except ValueError as error:
+                raise ValueError(f"endpoints: {error}") from None
         return self

@@ -11,11 +11,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from marft_bridge.common.addresses import address_to_url
+
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, as vLLM has them
 CPU_MODEL_LEN = 4096  # on a CPU: tokens of one call at most, unless max_model_len says more
 
 # Arguments of vLLM that are set here, and what sets them. A training run relies on those without an option.
 _TRAINING = "training relies on its value"
+_LINEAGE = "put it into the model's folder, by which episodes know their tokenizer and chat template"
 _ADDRESS = "the server is reached under an address of our own"
 OWN_ARGUMENTS = {
     "--model": "set model.path",
@@ -45,6 +48,15 @@ OWN_ARGUMENTS = {
     "--lora-target-modules": "set serve.lora_target_modules",
     "--tool-call-parser": "set serve.tool_call_parser",
     "--enable-auto-tool-choice": "set serve.tool_call_parser",
+    "--tokenizer": _LINEAGE,
+    "--tokenizer-mode": _LINEAGE,
+    "--tokenizer-revision": _LINEAGE,
+    "--revision": _LINEAGE,
+    "--chat-template": _LINEAGE,
+    "--chat-template-content-format": _LINEAGE,
+    "--default-chat-template-kwargs": _LINEAGE,
+    "--trust-request-chat-template": _LINEAGE,
+    "--skip-tokenizer-init": "prompts and answers are texts",
     "--enable-lora": _TRAINING,
     "--max-cpu-loras": _TRAINING,
     "--served-model-name": _TRAINING,
@@ -54,7 +66,7 @@ OWN_ARGUMENTS = {
     "--disable-uvicorn-access-log": "it is set already",
     "--disable-log-stats": "it is set already",
     "--enable-sleep-mode": "the server sleeps where it shares its card with the trainer",
-    "--middleware": "it is how the server is put to sleep",
+    "--middleware": "it is how the server asks for its key",
 }
 
 
@@ -138,6 +150,13 @@ class ServeOptions(BaseModel):
     """Address of a vLLM server that runs already; nothing is started then."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key of the server in `attach`."""
+
+    @field_validator("attach")
+    @classmethod
+    def _attach_is_an_address(cls, attach: str | None) -> str | None:
+        if attach is not None:
+            address_to_url(attach)
+        return attach
 
     @field_validator("devices")
     @classmethod

@@ -406,10 +406,12 @@ def _size_cache(
         limit = int(options.gpu_memory_utilization * room.card.total)
         largest = room.by_hand
         if limit > largest:
+            largest_share = _floor(largest / room.card.total)
+            way = f"set it to {largest_share} or less" if largest_share else _elsewhere(need)
             raise ServingError(
                 f"{need.table}.gpu_memory_utilization {options.gpu_memory_utilization:g} is {bytes_to_text(limit)} of "
                 f"{room.title}, and {bytes_to_text(max(0, largest))} are there for the model server"
-                f"{beside}: set it to {_floor(largest / room.card.total)} or less"
+                f"{beside}: {way}"
             )
     cache, least_tokens = limit - fixed.total, _least_tokens(need)
     if options.kv_cache_gib is not None:
@@ -453,7 +455,8 @@ def _way_to_fit(
         wanted = _least_tokens(need) * _token_bytes(need, split)
         if wanted > options.kv_cache_gib * _GIB:
             return f"set {table}.kv_cache_gib to {_ceil(wanted / _GIB)} or more"
-        return f"set {table}.kv_cache_gib to {_floor(left / _GIB)} or less"
+        largest_gib = _floor(left / _GIB)
+        return f"set {table}.kv_cache_gib to {largest_gib} or less" if largest_gib else _elsewhere(need)
     if options.max_model_len is not None and held >= _BLOCK:
         return f"set {table}.max_model_len to {held} or less"
     if room.bound_by is not None:
@@ -467,6 +470,11 @@ def _way_to_fit(
         f"take a smaller base model, a card with {bytes_to_text(card_bytes)} or more, "
         f"or several cards ({table}.devices)"
     )
+
+
+def _elsewhere(need: EngineNeed) -> str:
+    """The way out where the card has room for nothing that could be set."""
+    return f"the card is in use; end what else has its memory, or name another card ({need.table}.devices)"
 
 
 def _refuse_large_trainer(

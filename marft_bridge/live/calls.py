@@ -72,6 +72,7 @@ class LiveRun:
     span_count: int = 1
     call_count: int = 0
     calls_in_flight: int = 0
+    is_full: bool = False  # no further call is part of it
     last_error: str | None = None  # of its latest call
     ended_executions: list[str] = field(default_factory=list)  # executions, by span id
     tool_calls: IdIndex = field(default_factory=IdIndex)
@@ -119,7 +120,8 @@ class LiveRecorder:
         self._processor = processor
         self._run_id, self._workflow, self._quiet_ns = run_id, workflow, int(quiet_s * 1e9)
         self._temperature, self._lineage, self._frozen = temperature, lineage, frozenset(frozen)
-        self._open_runs: dict[str, LiveRun] = {}  # by run key, the longest untouched first
+        self._open_runs: dict[str, LiveRun] = {}  # by run key, the longest untouched first; none is full
+        self._full_runs: list[LiveRun] = []  # until their last calls end
         self._episode_count = 0
         self.failures = 0  # calls that could not be recorded, or not to their end
 
@@ -161,10 +163,12 @@ class LiveRecorder:
             run for run in self._open_runs.values() if not run.calls_in_flight and run.last_call_ns <= quiet_since_ns
         ]:
             self._close_run(run, f"no call for {self._quiet_ns / 1e9:g} s: a proxy does not see a run end")
+        for run in [run for run in self._full_runs if not run.calls_in_flight]:  # its last call's end was not recorded
+            self._close_run(run, _full_reason())
 
     def close(self) -> None:
         """Ends the open runs. To be called after the last call has ended."""
-        for run in list(self._open_runs.values()):
+        for run in [*self._open_runs.values(), *self._full_runs]:
             self._close_run(run, STOPPED_REASON)
 
     # -- calls ------------------------------------------------------------------------------------------------
@@ -210,6 +214,9 @@ class LiveRecorder:
         )
         run.call_count += request.replaced_call is None
         run.calls_in_flight += 1
+        if run.run_key is not None and run.call_count >= MAX_CALLS and not run.is_full:
+            run.is_full = True  # the next call begins another run: under steady traffic this one always has calls
+            self._full_runs.append(self._open_runs.pop(run.run_key))
         return Call(request, run, node_span, chat_span=chat_span)
 
     def _end_call(self, call: Call, answer: Answer | None, error: str | None, *, is_replaced: bool) -> None:
@@ -237,8 +244,10 @@ class LiveRecorder:
         if is_replaced:
             return
         run.ended_executions.append(call.node_span.span_id)
-        if run.run_key is None or (run.call_count >= MAX_CALLS and not run.calls_in_flight):
-            self._close_run(run, ONE_CALL_REASON if run.run_key is None else f"{MAX_CALLS} calls named one run")
+        if run.run_key is None:
+            self._close_run(run, ONE_CALL_REASON)
+        elif run.is_full and not run.calls_in_flight:
+            self._close_run(run, _full_reason())
 
     # -- runs -------------------------------------------------------------------------------------------------
 
@@ -255,10 +264,17 @@ class LiveRecorder:
         if run_key is not None:
             self._open_runs.pop(run_key, None)
             self._open_runs[run_key] = run  # at the end: the latest that was touched
-            idle = next(iter(self._open_runs.values()))
-            if len(self._open_runs) > MAX_OPEN_RUNS and not idle.calls_in_flight:
-                self._close_run(idle, f"more than {MAX_OPEN_RUNS} runs were open")
+            self._close_surplus(run)
         return run
+
+    def _close_surplus(self, kept: LiveRun) -> None:
+        """Ends the longest untouched runs beyond the limit, but none that has a call in flight or is about to."""
+        while len(self._open_runs) > MAX_OPEN_RUNS:
+            idle_runs = (run for run in self._open_runs.values() if not run.calls_in_flight and run is not kept)
+            idle = next(idle_runs, None)
+            if idle is None:
+                return
+            self._close_run(idle, f"more than {MAX_OPEN_RUNS} runs were open")
 
     def _open_run(self, request: LiveRequest, run_key: str | None) -> LiveRun:
         self._episode_count += 1
@@ -283,7 +299,9 @@ class LiveRecorder:
         return LiveRun(episode, request.team, root, run_key=run_key, last_call_ns=time.time_ns())
 
     def _close_run(self, run: LiveRun, reason: str) -> None:
-        if run.run_key is not None:
+        if run.is_full:
+            self._full_runs.remove(run)
+        elif run.run_key is not None:
             self._open_runs.pop(run.run_key, None)
         failed = run.call_count == 1 and run.last_error is not None
         lineage = {**self._lineage, **tools_to_lineage(run.offered_tools)}
@@ -310,6 +328,10 @@ class LiveRecorder:
         if self.failures == 1:  # without the error's text, which may quote a prompt or a key
             log.warning("recording a live call failed: %s; the client is answered", type(error).__name__)
             log.debug("recording failed", exc_info=error)
+
+
+def _full_reason() -> str:
+    return f"{MAX_CALLS} calls named one run"
 
 
 def _body_to_prompt(body: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
+from marft_bridge.common.api_keys import variable_to_key
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.loopback_server import LoopbackServer
 from marft_bridge.common.progress import Reporter
@@ -27,6 +28,7 @@ from marft_bridge.live.proxy import LivePlan
 from marft_bridge.live.proxy_server import proxy_server, proxy_to_base_url
 from marft_bridge.live.split import BASE, CANDIDATE, read_or_make_live_file
 from marft_bridge.live.teams import PROMOTED, ReadPromoted, Team, text_to_versions, versions_to_team
+from marft_bridge.model_calls.call_monitor import CallsUnderWay
 from marft_bridge.promotion.manifest import newest_manifest
 from marft_bridge.recording.journal_exporter import JournalProcessor
 from marft_bridge.recording.span_processor import check_options, options_to_processor
@@ -57,8 +59,12 @@ class LiveTraffic:
         self._live_file = read_or_make_live_file(folder.live)
 
     @contextmanager
-    def running(self, server: ModelServer, reporter: Reporter) -> Iterator[LoopbackServer]:
-        """The proxy, until the block ends; its journal is read into the store every minute, and then."""
+    def running(self, server: ModelServer, reporter: Reporter, calls: CallsUnderWay) -> Iterator[LoopbackServer]:
+        """The proxy, until the block ends; its journal is read into the store every minute, and then.
+
+        Args:
+            calls: is told of the calls under way to the server.
+        """
         for team in self.teams.values():
             for node, version in team.versions.items():
                 publish(server, self._versions.registry, node, version=version)
@@ -77,6 +83,7 @@ class LiveTraffic:
                     port=self._options.port,
                     mirrored=self._options.mirror,
                     fallback=self._fallback,
+                    calls=calls,
                 ) as proxy,
                 self._live_file.announced(proxy_to_base_url(proxy)),
             ):
@@ -193,10 +200,10 @@ def _judge_to_json(options: FallbackOptions) -> dict[str, Any] | None:
 
 
 def _read_variable(table: str, variable: str | None) -> str | None:
-    key = os.environ.get(variable, "").strip() if variable is not None else None
-    if key == "":
-        raise ConfigError(f"{table}: environment variable {variable!r} (api_key_env) is not set; it holds the key")
-    return key
+    try:
+        return variable_to_key(variable) if variable is not None else None
+    except ValueError as error:
+        raise ConfigError(f"{table}: {error}") from None
 
 
 def _read_key(variable: str | None) -> str | None:

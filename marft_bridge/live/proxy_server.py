@@ -21,6 +21,7 @@ from marft_bridge.live.mirror import Mirror
 from marft_bridge.live.proxy import LivePlan, Proxy
 from marft_bridge.live.split import BASE, CANDIDATE, MIRRORED
 from marft_bridge.live.upstream import Upstream
+from marft_bridge.model_calls.call_monitor import CallsUnderWay
 
 CLOSE_QUIET_EVERY_S = 0.5
 LIMITS = Limits(connections=1024, grace_s=5)
@@ -34,12 +35,14 @@ def proxy_server(
     *,
     mirrored: bool,
     fallback: tuple[FallbackOptions, FallbackKeys] | None = None,
+    calls: CallsUnderWay | None = None,
 ) -> LoopbackServer:
     """The server. It binds its port now and answers inside its `with` block.
 
     Args:
         engine: base URL, ending with /v1, and API key.
         fallback: who answers where the engine does not, and the keys to them.
+        calls: is told of the calls under way to the engine, so that somebody notices when it hangs.
 
     Raises:
         ServingError: the port is taken.
@@ -49,7 +52,7 @@ def proxy_server(
 
     @asynccontextmanager
     async def lifespan(_port: int) -> AsyncIterator[ASGIApp]:
-        upstream, hosted = Upstream(*engine), Fallback(*fallback) if fallback is not None else None
+        upstream, hosted = Upstream(*engine, calls), Fallback(*fallback) if fallback is not None else None
         mirror = Mirror(plan.teams[CANDIDATE], upstream, recorder, counts=counts) if mirrored else None
         background_tasks = [asyncio.create_task(_close_quiet_runs(recorder))]
         if mirror is not None:

@@ -69,12 +69,16 @@ class LiveFile:
 
     @contextmanager
     def announced(self, base_url: str) -> Iterator[None]:
-        """Other commands find the proxy at this address until the block ends, or this process does."""
-        with held_file(self.path, replace(self, base_url=base_url)._to_text()):
+        """Other commands find the proxy at this address until the block ends, or this process does.
+
+        A file that was deleted meanwhile, to assign every key anew, or that another proxy has written, stays so.
+        """
+        with held_file(self.path, replace(self, base_url=base_url)._to_text()) as is_ours:
             try:
                 yield
             finally:
-                replace(self, base_url=None).save()
+                if is_ours():
+                    replace(self, base_url=None).save()
 
     def save(self) -> LiveFile:
         """Writes the file."""

@@ -60,6 +60,6 @@ def _fetch_report(live_file: LiveFile) -> dict[str, Any] | None:
             trust_env=False,
         )
         report: dict[str, Any] = answer.json()
-    except (httpx.HTTPError, ValueError):
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return None
     return report if answer.status_code == 200 else None

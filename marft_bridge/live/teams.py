@@ -6,6 +6,7 @@ version that `text_to_versions` returns exists in the registry, and a promoted o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +58,12 @@ def text_to_versions(
     if "=" not in text:
         version_texts = dict.fromkeys(nodes, text.strip())
     else:
-        version_texts = dict(_part_to_pair(flag, part) for part in text.split(","))
+        pairs = [_part_to_pair(flag, part) for part in text.split(",")]
+        version_texts = dict(pairs)
+        if len(pairs) > len(version_texts):
+            node_counts = Counter(node for node, _ in pairs)
+            nodes_text = ", ".join(node for node, count in node_counts.items() if count > 1)
+            raise ConfigError(f"serve: {flag} {text}: names {nodes_text} more than once; give each node one version")
         if version_texts.keys() != set(nodes):
             mismatched_nodes = ", ".join(sorted(version_texts.keys() ^ set(nodes)))
             raise ConfigError(

@@ -2,7 +2,8 @@
 
 Each request has a connection to itself, the one that was free last. One httpx pool for all would be less code, but it
 looks through all of its connections at the start and the end of each request: at 32 in flight that took half of the
-proxy's time. Invariant: only this module has the engine's key, and no proxy of the environment sees it.
+proxy's time. Invariants: only this module has the engine's key, and no proxy of the environment sees it; a request is
+counted as under way until its answer is read, whoever sent it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+
+from marft_bridge.model_calls.call_monitor import AsyncWatchedTransport, CallsUnderWay
 
 SILENCE_TIMEOUT_S = 600.0  # without a byte from the engine, then the request has failed; as in OpenAI's own client
 CONNECT_TIMEOUT_S = 10.0
@@ -44,8 +47,9 @@ async def read_answer(response: httpx.Response) -> bytes:
 class Upstream:
     """The engine's HTTP interface, for the one event loop that it was made on."""
 
-    def __init__(self, base_url: str, api_key: str | None) -> None:
-        """`base_url` ends with /v1; None sends no key."""
+    def __init__(self, base_url: str, api_key: str | None, calls: CallsUnderWay | None = None) -> None:
+        """`base_url` ends with /v1; None sends no key; `calls` is told of every request and of all that is answered."""
+        self._calls = calls if calls is not None else CallsUnderWay()
         self._address = base_url.removesuffix("/v1")
         self._headers = {
             "Host": httpx.URL(base_url).netloc.decode(),
@@ -99,4 +103,4 @@ class Upstream:
 
     def _open_connection(self) -> httpx.AsyncHTTPTransport:
         limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=IDLE_TIMEOUT_S)
-        return httpx.AsyncHTTPTransport(verify=self._certificates, trust_env=False, limits=limits)
+        return AsyncWatchedTransport(self._calls, limits, verify=self._certificates)

@@ -31,6 +31,9 @@ _NEUTRAL_SAMPLERS: dict[str, Any] = {
     "frequency_penalty": 0,
     "repetition_penalty": 1,
     "min_p": 0,
+    "min_tokens": 0,  # until then no end is sampled
+    "thinking_token_budget": None,  # what follows is forced; 0 is a budget too
+    "vllm_xargs": {},  # for a logits processor of the server
     "use_beam_search": False,
     "logit_bias": {},
     "bad_words": [],
@@ -86,7 +89,9 @@ def body_to_unstreamed(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def body_to_untrainable_reason(path: str, body: Mapping[str, Any]) -> str | None:
     """Why, by the request's settings, the answer's tokens cannot be trained on; None when they can."""
-    active_samplers = [name for name, neutral in _NEUTRAL_SAMPLERS.items() if (body.get(name) or neutral) != neutral]
+    active_samplers = [
+        name for name, neutral in _NEUTRAL_SAMPLERS.items() if body.get(name) is not None and body[name] != neutral
+    ]
     if path == COMPLETION and body.get("echo"):
         active_samplers.append("echo")
     return (

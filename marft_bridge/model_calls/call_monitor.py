@@ -6,6 +6,7 @@ pass through unchanged. Whether a silence is too long is for the caller to judge
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -109,10 +110,10 @@ class WatchedTransport(httpx.HTTPTransport):
 
 
 class AsyncWatchedTransport(httpx.AsyncHTTPTransport):
-    """A transport that counts an asynchronous client's calls."""
+    """A transport that counts an asynchronous client's calls. `verify` as httpx has it."""
 
-    def __init__(self, calls: CallsUnderWay, limits: httpx.Limits) -> None:
-        super().__init__(limits=limits, trust_env=False)
+    def __init__(self, calls: CallsUnderWay, limits: httpx.Limits, *, verify: ssl.SSLContext | bool = True) -> None:
+        super().__init__(limits=limits, trust_env=False, verify=verify)
         self._calls = calls
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

@@ -13,7 +13,6 @@ import asyncio
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -22,6 +21,7 @@ from weakref import WeakValueDictionary
 from pydantic import Field, model_validator
 
 from marft_bridge.common.addresses import refuse_address
+from marft_bridge.common.api_keys import variable_to_key
 from marft_bridge.common.errors import GraphError
 from marft_bridge.common.files import write_atomically
 from marft_bridge.rewards.contract import Absent, Earned, Kind, ModelAddress, RewardOptions, RunView
@@ -191,13 +191,13 @@ def _judge_address(options: JudgeOptions, served: ModelAddress | None) -> ModelA
 
 
 def read_key(options: JudgeOptions) -> str | None:
-    """The key of `base_url`; None where none is named. Raises GraphError where the variable is not set."""
+    """The key of `base_url`; None where none is named. Raises GraphError where the variable holds none."""
     if options.api_key_env is None:
         return None
-    key = os.environ.get(options.api_key_env, "").strip()
-    if not key:
-        raise GraphError(f"environment variable {options.api_key_env!r} (api_key_env) is not set; it holds the key")
-    return key
+    try:
+        return variable_to_key(options.api_key_env)
+    except ValueError as error:
+        raise GraphError(str(error)) from None
 
 
 def _score_digest(options: JudgeOptions, model: str, rubric: str, judged_text: str) -> str:

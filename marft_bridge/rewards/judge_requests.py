@@ -117,6 +117,8 @@ async def request_verdict(
             kind, problem = "late", type(error).__name__
         except (httpx.HTTPError, _BadStatusError) as error:
             kind, problem = "failed", str(error) if isinstance(error, _BadStatusError) else type(error).__name__
+        except httpx.InvalidURL as error:
+            raise GraphError(f"the judge's address {address.base_url!r} is none: {error}") from error
         except ValueError as error:
             kind, problem = "unreadable", str(error)
     times = f"{options.retries + 1} times" if options.retries else "once"

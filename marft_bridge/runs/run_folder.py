@@ -10,13 +10,15 @@
     advantages/     the advantages of each round's actions, where train.keep_advantages is set
     tensorboard/    the metrics as TensorBoard reads them, where train.loggers names it
     loggers/        those of the other loggers, and what each was told of
-    vllm.log (vllm-<name>.log of [models.<name>]), learner-<number>.log of further learners
+    vllm.log (vllm-<name>.log of [models.<name>]), live-vllm.log of the server behind live traffic, learner-<number>.log
+                    of further learners
     server.json, report.json, report.html, report.md
     live.json       the salt and key that assign live traffic to its team, and the proxy's address while it runs
     distilling/     episodes while `distil` tries them, deleted by its end
     learned.json    digests of the tasks that were learned from, which can be held out no more
     promoted/       manifests of the promoted versions, and which one counts
-    lock            held by the command that works in the folder
+    lock            held by the command that works in the folder; serve.lock and live.lock by `serve`, without and with
+                    --split, which other commands work beside
 
 Invariants: a folder that holds records is not written into again unless the user says --resume; one command at a time
 works in a folder; no command works in one through which others could lead it elsewhere (`refuse_unsafe`).
@@ -52,7 +54,8 @@ FORECAST = "forecast"
 
 OWN_NAMES = (
     *("*.json", "store.duckdb*", "adapters", "models", "checkpoint", "metrics.jsonl", "advantages", "tensorboard"),
-    *("loggers/*.json", "*.log", "report.*", "promoted", "judge", "lock", "trees", "distilling"),
+    *("loggers/*.json", "*.log", "report.*", "promoted", "judge", "trees", "distilling"),
+    *("lock", "serve.lock", "live.lock"),
 )
 """Patterns of the names that commands make in a folder; what else lies in it is the user's."""
 
@@ -137,6 +140,11 @@ class RunFolder:
         """The output of the server of `[models.<base>]`; of that of [model] for ""."""
         return self.path / f"vllm-{base}.log" if base else self.server_log
 
+    @property
+    def live_server_log(self) -> Path:
+        """The output of the server behind live traffic, beside which other commands start their own."""
+        return self.path / "live-vllm.log"
+
     def learner_log(self, rank: int) -> Path:
         """What a learner beside the first one said, from 1; see `training.child_learners`."""
         return self.path / f"learner-{rank}.log"
@@ -169,15 +177,18 @@ class RunFolder:
             raise ConfigError(f"{command}: {self.path} has no store; run `marft-bridge collect` first, or name --run")
 
     @contextmanager
-    def lock_for(self, command: str) -> Iterator[None]:
+    def lock_for(self, command: str, *, name: str = "lock") -> Iterator[None]:
         """Keeps other commands out of the folder until the block ends; a process that dies loses its lock.
+
+        Args:
+            name: of the lock; another than the usual one keeps out only who takes it too.
 
         Raises:
             ConfigError: another command works in the folder; the message names it.
             StoreError: the folder is not safe to work in, see `refuse_unsafe`.
         """
         self.refuse_unsafe()
-        path = self.path / "lock"
+        path = self.path / name
         with locked_file(path) as handle:
             if handle is None:
                 with open_to_read(path) as file:
@@ -191,8 +202,12 @@ class RunFolder:
             yield
 
     def record_config(self, command: str, config: BridgeConfig) -> None:
-        """Adds the configuration of `command` to bridge.json, as the newest."""
-        configs: dict[str, Any] = json.loads(self.notes.read_text(encoding="utf-8")) if self.notes.exists() else {}
+        """Adds the configuration of `command` to bridge.json, as the newest.
+
+        Raises:
+            ConfigError: the file cannot be read; what earlier commands were given is not overwritten.
+        """
+        configs = self._read_notes(command)
         configs.pop(command, None)
         configs[command] = {
             "version": bridge_version(),
@@ -200,6 +215,22 @@ class RunFolder:
             "config": config.recorded(),
         }
         write_atomically(self.notes, json.dumps(configs, indent=1) + "\n")
+
+    def _read_notes(self, command: str) -> dict[str, Any]:
+        try:
+            configs: Any = json.loads(self.notes.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            problem = str(error)
+        else:
+            if isinstance(configs, dict):
+                return configs
+            problem = f"it holds a {type(configs).__name__} where the commands' options stand"
+        raise ConfigError(
+            f"{command}: cannot read {self.notes}: {problem}; put it back from a copy, or delete it, which forgets the "
+            "options of earlier commands"
+        )
 
 
 def store_to_run_folder(store: Path) -> RunFolder | None:
@@ -228,10 +259,10 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_bytes().split(b"\n"):
         try:
-            content = json.loads(line)
-        except json.JSONDecodeError:
+            content = json.loads(line.decode())
+        except ValueError:  # torn, also inside a character
             break
         if not isinstance(content, dict):
             break

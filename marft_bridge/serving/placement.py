@@ -126,7 +126,7 @@ class Placement:
         return [f"devices: {row}" for row in (*rows, f"training: {self._plan.trainer_text()}")]
 
     def _place(self, options: ServeOptions, engine: EnginePlan) -> PlacedServeOptions:
-        values = {name: getattr(options, name) for name in ServeOptions.model_fields} | {
+        planned_values = {
             "devices": engine.devices,
             "tensor_parallel": engine.tensor_parallel,
             "gpu_memory_utilization": engine.utilization,
@@ -134,8 +134,11 @@ class Placement:
             "copies": engine.copies,
             "sleeps": engine.sleeps,
         }
-        # not checked again: a file gives the cache's size or a share, and vLLM wants both
-        return PlacedServeOptions.model_construct(_fields_set=set(values), **values)
+        given_values = {name: getattr(options, name) for name in ServeOptions.model_fields}
+        # Not checked again: a file gives the cache's size or a share, and vLLM wants both. What the file did not set is
+        # not set here either, or its mere default would be refused as an option without effect.
+        set_names = options.model_fields_set | set(planned_values)
+        return PlacedServeOptions.model_construct(_fields_set=set_names, **given_values | planned_values)
 
     def _engine_need(self, base: BaseModelSpec, options: ServeOptions) -> EngineNeed | None:
         if options.attach is not None or not self._serves_here or vllm_runs_on_cpu():

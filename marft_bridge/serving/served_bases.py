@@ -15,7 +15,7 @@ from pathlib import Path
 from marft_bridge.common.errors import ServingError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig, SamplingOptions
-from marft_bridge.config.serve import ServeOptions
+from marft_bridge.config.serve import PlacedServeOptions, ServeOptions
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.model_calls.routing import Route
 from marft_bridge.rewards.contract import ModelAddress
@@ -197,12 +197,24 @@ def _base_model_address(versions: ModelVersions, first: ServedBase) -> ModelAddr
 
 
 def refuse_whole_gpus(bases: Sequence[BaseModelSpec], options: Sequence[ServeOptions]) -> None:
-    """Raises ServingError where several servers would each want a whole GPU: vLLM takes 0.9 of it by itself."""
-    if len(options) == 1 or vllm_runs_on_cpu():
+    """Raises ServingError where a server that wants a whole GPU has another on it: vLLM takes 0.92 of it by itself."""
+    if vllm_runs_on_cpu():
         return
-    for base, base_options in zip(bases, options, strict=True):
-        if base_options.attach is None and base_options.gpu_memory_utilization is None:
+    started_servers = [pair for pair in zip(bases, options, strict=True) if pair[1].attach is None]
+    for base, base_options in started_servers:
+        other_servers = [other for other_base, other in started_servers if other_base is not base]
+        sharing_servers = [other for other in other_servers if _may_share_a_card(base_options, other)]
+        if base_options.gpu_memory_utilization is None and sharing_servers:
             table = f"models.{base.name}.serve" if base.name else "serve"
             raise ServingError(
-                f"{len(options)} model servers share the GPU: give each its share with {table}.gpu_memory_utilization"
+                f"{len(sharing_servers) + 1} model servers share the GPU: give each its share with "
+                f"{table}.gpu_memory_utilization"
             )
+
+
+def _may_share_a_card(options: ServeOptions, other: ServeOptions) -> bool:
+    """Whether two servers were given one card, or one of them none in particular."""
+    cards, other_cards = (
+        set(serve.visible_devices) if isinstance(serve, PlacedServeOptions) else set() for serve in (options, other)
+    )
+    return not cards or not other_cards or bool(cards & other_cards)

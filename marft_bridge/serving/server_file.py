@@ -26,15 +26,19 @@ _KEY_VARIABLE = "MARFT_SERVER_KEY"
 
 @contextmanager
 def announced_servers(folder: RunFolder, endpoints: Mapping[str, Endpoint]) -> Iterator[None]:
-    """Other commands find the address and key of each server, by the name of its base model, until the block ends."""
+    """Other commands find the address and key of each server, by the name of its base model, until the block ends.
+
+    A file that another command has written meanwhile stays.
+    """
     servers = {
         name: {"base_url": endpoint.base_url, "api_key": endpoint.api_key} for name, endpoint in endpoints.items()
     }
-    with held_file(folder.server, json.dumps({"servers": servers, "pid": os.getpid()}) + "\n"):
+    with held_file(folder.server, json.dumps({"servers": servers, "pid": os.getpid()}) + "\n") as is_ours:
         try:
             yield
         finally:
-            folder.server.unlink(missing_ok=True)
+            if is_ours():
+                folder.server.unlink(missing_ok=True)
 
 
 def running_servers(folder: RunFolder) -> dict[str, tuple[str, str]]:
@@ -52,7 +56,7 @@ def running_servers(folder: RunFolder) -> dict[str, tuple[str, str]]:
         for address, key in servers.values():
             headers = {"Authorization": f"Bearer {key}"}
             httpx.get(f"{address}/v1/models", headers=headers, timeout=5.0, trust_env=False).raise_for_status()
-    except (AttributeError, OSError, StoreError, TypeError, ValueError, KeyError, httpx.HTTPError):
+    except (AttributeError, OSError, StoreError, TypeError, ValueError, KeyError, httpx.HTTPError, httpx.InvalidURL):
         return {}
     return servers
 

@@ -1,12 +1,14 @@
 """A model server that dies or hangs -> the same server started again, up to a limit of restarts.
 
 Invariants: one restart at a time, whichever thread notices the need; a server counts as hanging only when none of its
-calls makes progress, never for a single slow answer; once it is lost for good, every call raises the same error. Work
-that failed meanwhile is repeated by the caller of `came_back`.
+calls makes progress, never for a single slow answer; once it is lost for good, every call raises the same error, and a
+watch that cannot go on, whatever went wrong, is a lost server. Work that failed meanwhile is repeated by the caller of
+`came_back`.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +16,14 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, TypeVar
 
-from marft_bridge.common.errors import ServingError
+from marft_bridge.common.errors import ServingError, UserError
 from marft_bridge.model_calls.call_monitor import CallsUnderWay
 from marft_bridge.serving.vllm_server import ModelServer
 
+log = logging.getLogger("marft_bridge")
+
 _POLL_S = 0.5
-_DYING_S = 20.0  # a dying server fails its calls at once, but its process ends only some seconds later
+_DYING_S = 20.0  # a dying server fails its calls at once, but its process ends only later; a busy one is up again
 
 T = TypeVar("T")
 
@@ -118,7 +122,7 @@ class Supervisor:
         while (end_reason := self._server.end_reason()) is None:
             if self._server.is_healthy():
                 return None
-            if self._server.attached or self._closing.is_set():
+            if self._closing.is_set():
                 return "the model server does not answer any more"
             if time.monotonic() > deadline:
                 if self._server.can_sample(self._half_hang_s):
@@ -142,7 +146,7 @@ class Supervisor:
         began = time.monotonic()
         try:
             self._server.restart()
-        except ServingError as error:
+        except (UserError, OSError) as error:  # of its log and its adapters too
             self._lost_reason = f"{problem}, and did not start again: {error}"
             raise ServingError(self._lost_reason) from error
         self._up_since = time.monotonic()
@@ -150,8 +154,8 @@ class Supervisor:
 
     def _watch(self) -> None:
         while not self._closing.wait(_POLL_S):
-            hangs, checked_start = self._hangs(), self._up_since
             try:
+                hangs, checked_start = self._hangs(), self._up_since
                 with self._lock:
                     if self._closing.is_set() or self._lost_reason is not None:
                         return
@@ -163,6 +167,10 @@ class Supervisor:
                         self._restart(f"the model server hangs: {symptoms}")
             except ServingError:
                 return  # `check` raises it where the server is used
+            except Exception as error:  # nobody would start it again, so nobody may believe that somebody does
+                self._lost_reason = f"the watch over the model server failed: {type(error).__name__}: {error}"
+                log.debug("the watch failed", exc_info=error)
+                return
 
     def _hangs(self) -> bool:
         if self._server.end_reason() is not None or self._calls.silence_s() < self._half_hang_s:
@@ -171,6 +179,9 @@ class Supervisor:
 
 
 def _count_lines(server: ModelServer) -> int:
-    """The lines of the log so far, for a reader to find the restart in it."""
-    with server.log_path.open("rb") as log:
-        return sum(1 for _ in log)
+    """The lines of the log so far, for a reader to find the restart in it; 0 where it cannot be read."""
+    try:
+        with server.log_path.open("rb") as file:
+            return sum(1 for _ in file)
+    except OSError:
+        return 0

@@ -1,8 +1,9 @@
 """Serving options -> the command line and environment of one vLLM server.
 
-Invariants: the server listens on 127.0.0.1 only; its key is in the environment, never in the command line; its
-log-probs are those of the distribution that it samples from, log softmax(logits / T), with no sampling default
-taken from the model directory; it makes no requests to the internet. Imports neither torch nor vLLM.
+Invariants: the server listens on 127.0.0.1 only; its key is in the environment, never in the command line, and without
+it only /health is answered (`key_guard`); its log-probs are those of the distribution that it samples from, log
+softmax(logits / T), with no sampling default taken from the model directory; it makes no requests to the internet.
+Imports neither torch nor vLLM.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from marft_bridge.serving.model_config import cache_bytes_of_token, context_leng
 BASE_NAME = "base"
 _GIB = 1 << 30
 _CPU_BATCHED_TOKENS = CPU_MODEL_LEN  # so that no call is longer than one step
-_SLEEP_ROUTE = "marft_bridge.serving.sleep_route.SleepRoute"
+KEY_GUARD = "marft_bridge.serving.key_guard.KeyGuard"
 _UNKNOWN_MODEL_LEN = 1024  # of a model that does not say what it reads
 
 
@@ -67,7 +68,7 @@ def server_argv(options: ServeOptions, model_dir: Path, port: int, cpu: bool) ->
     argv += ["--max-cpu-loras", str(2 * options.max_loras)]
     # Log-probs after the temperature; without the sampling defaults of the model directory (top_p, penalties).
     argv += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-    argv += ["--disable-uvicorn-access-log", "--disable-log-stats"]
+    argv += ["--disable-uvicorn-access-log", "--disable-log-stats", "--middleware", KEY_GUARD]
     if options.tool_call_parser is not None:
         argv += ["--enable-auto-tool-choice", "--tool-call-parser", options.tool_call_parser]
     if options.lora_target_modules:
@@ -98,7 +99,7 @@ def _placed_argv(options: PlacedServeOptions) -> list[str]:
     if options.copies > 1:
         argv += ["--data-parallel-size", str(options.copies)]
     if options.sleeps:
-        argv += ["--enable-sleep-mode", "--middleware", _SLEEP_ROUTE]
+        argv += ["--enable-sleep-mode"]
     return argv
 
 
@@ -143,6 +144,7 @@ def server_environment(
         }
     )
     env.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would overrule --kv-cache-memory-bytes, in whole GiB
+    env.pop("VLLM_SERVER_DEV_MODE", None)  # would add routes that run any method of the engine
     if cpu:
         env |= options_to_cpu_plan(options).environment(os.environ)
     return env

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 import httpx
 
 from marft_bridge.common.errors import ServingError
-from marft_bridge.serving.sleep_route import SLEEP_PATH, WAKE_PATH
+from marft_bridge.serving.key_guard import SLEEP_PATH, WAKE_PATH
 
 _Value = TypeVar("_Value")
+_NO_ANSWER = (httpx.HTTPError, RuntimeError)  # httpx raises the latter where `close` was called meanwhile
 _WRAPPED_REASON = re.compile(r"Worker failed with error '(.*)', please check", re.DOTALL)
 
 
@@ -26,13 +27,18 @@ class EngineClient:
     Args:
         url: base address without `/v1`.
         api_key: bearer token; None for a server without one.
+
+    Raises ServingError for an address that is none.
     """
 
     def __init__(self, url: str, api_key: str | None, timeout_s: float = 120.0) -> None:
         self.url = url
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # trust_env=False: a proxy from the environment must not see the key or the traffic to this machine.
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=False)
+        try:
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=False)
+        except httpx.InvalidURL as error:
+            raise ServingError(f"model server {url}: no address ({error})") from error
 
     def close(self) -> None:
         """Closes the connections."""
@@ -42,7 +48,7 @@ class EngineClient:
         """Whether the server answers that it is up. Waits two seconds at most, raises nothing."""
         try:
             return self._http.get("/health", timeout=2.0).status_code == 200
-        except httpx.HTTPError:
+        except _NO_ANSWER:
             return False
 
     def can_sample(self, model: str, timeout_s: float) -> bool:
@@ -50,7 +56,7 @@ class EngineClient:
         body = {"model": model, "prompt": "The", "max_tokens": 1, "temperature": 0.0}
         try:
             return self._http.post("/v1/completions", json=body, timeout=timeout_s).is_success
-        except httpx.HTTPError:
+        except _NO_ANSWER:
             return False
 
     def models(self) -> dict[str, str | None]:
@@ -66,7 +72,7 @@ class EngineClient:
         self._request("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
     def sleep(self) -> None:
-        """Has the engine give its memory back, once no call is under way; see `sleep_route`."""
+        """Has the engine give its memory back, once no call is under way; see `key_guard`."""
         self._request("POST", SLEEP_PATH)
 
     def wake(self) -> None:
@@ -86,7 +92,7 @@ class EngineClient:
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
         try:
             return self._http.request(method, path, json=body)
-        except httpx.HTTPError as error:
+        except _NO_ANSWER as error:
             raise ServingError(f"model server {self.url}{path}: {str(error) or type(error).__name__}") from error
 
     def _request_value(

@@ -36,13 +36,13 @@ def startup_phase(log_text: str) -> str | None:
 def last_lines(log_path: Path, count: int = 15) -> list[str]:
     """At most `count` last lines without stack frames, progress bars, blank and repeated lines, each cut to 400.
 
-    Only the last 256 KiB are read. A missing file gives no lines.
+    Only the last 256 KiB are read. A file that is missing or cannot be read gives no lines.
     """
     try:
         with log_path.open("rb") as file:
             file.seek(max(0, log_path.stat().st_size - _TAIL_BYTES))
             text = file.read().decode("utf-8", errors="replace")
-    except FileNotFoundError:
+    except OSError:
         return []
     messages: dict[str, None] = {}  # an ordered set: the last occurrence decides the order
     for line in _COLOUR.sub("", text).splitlines():

@@ -8,14 +8,15 @@ failed and shows the end of the log. `supervisor` decides when to start it again
 from __future__ import annotations
 
 import importlib.util
-import os
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
+from marft_bridge.common.api_keys import variable_to_key
 from marft_bridge.common.errors import ServingError
 from marft_bridge.common.extras import install_command
 from marft_bridge.config.serve import PlacedServeOptions, ServeOptions
@@ -32,6 +33,7 @@ from marft_bridge.serving.vllm_client import EngineClient
 from marft_bridge.serving.vllm_process import ServerProcess, free_port, port_when_free
 
 _PORT_TRIES = 3  # another process may take a free port in the seconds before vLLM binds it
+_AWAY_S, _AWAY_POLL_S = 15.0, 0.2  # for which an attached server does not say that it is up, and has gone away
 _CARD_OPTIONS = {
     "gpu_memory_utilization": "use kv_cache_gib",
     "devices": "leave it out",
@@ -154,12 +156,15 @@ class ModelServer:
             raise
 
     def check(self) -> None:
-        """Raises ServingError when the server has died, with the last log lines of one that was started here."""
+        """Raises ServingError when the server has died, with the last log lines of one that was started here.
+
+        An attached one has died when /health fails for `_AWAY_S`, which this then waits for: a busy one answers late.
+        """
         if self._stopped:
             raise ServingError("the model server is not running any more")
         if self._process is not None and (end_reason := self._process.end_reason()) is not None:
             raise ServingError(self._process.with_log(end_reason))
-        if self.attached and not self._client.is_healthy():
+        if self.attached and self._stays_away():
             raise ServingError(self.explain("the model server does not answer any more"))
 
     def end_reason(self) -> str | None:
@@ -178,7 +183,7 @@ class ModelServer:
         """`problem` with what helps a person: the end of the log, or how to go on with an attached server."""
         if self._process is not None:
             return self._process.with_log(problem)
-        return f"{problem}: {self._options.attach}; start it again, then this command with --resume"
+        return f"{problem}: {self._options.attach}; start it again, then this command (with --resume where it has that)"
 
     def halt(self) -> None:
         """Makes a restart that is under way in another thread end soon, with an error."""
@@ -225,6 +230,14 @@ class ModelServer:
         """Names of the adapters in service, sorted."""
         return sorted(self.adapters())
 
+    def _stays_away(self) -> bool:
+        deadline = time.monotonic() + _AWAY_S
+        while not self._client.is_healthy():
+            if self._stopped or time.monotonic() > deadline:
+                return True
+            time.sleep(_AWAY_POLL_S)
+        return False
+
     def _load(self, name: str, path: Path, hashes: Mapping[str, str]) -> None:
         if self._base_layers is None and self._model_dir.is_dir():
             self._base_layers = model_layers(self._model_dir)
@@ -237,10 +250,10 @@ class ModelServer:
 def _attach(options: ServeOptions, url: str) -> tuple[EngineClient, Endpoint]:
     """A client of the server that runs at `url`, once it is checked that adapters can be trained on it."""
     address = url.rstrip("/").removesuffix("/v1")
-    variable = options.api_key_env
-    key = os.environ.get(variable) if variable else None
-    if variable and not key:
-        raise ServingError(f"environment variable {variable!r} (api_key_env) is not set; it holds the server's key")
+    try:
+        key = variable_to_key(options.api_key_env) if options.api_key_env is not None else None
+    except ValueError as error:
+        raise ServingError(f"serve.attach: {error}") from None
     client = EngineClient(address, key)
     try:
         return client, Endpoint(f"{address}/v1", key or "none", _find_trainable_base(client, address))
@@ -303,17 +316,21 @@ def _start_process(
         client = EngineClient(f"http://127.0.0.1:{port}", key)
         try:
             process.start(client, port, key, on_progress=on_progress)
-            try:
-                client.models()  # refused if another server than ours answers on this port
-            except ServingError:
-                if not tries_left:
-                    raise
-            else:
-                return client, Endpoint(f"http://127.0.0.1:{port}/v1", key, BASE_NAME)
-        except BaseException:
+            client.models()  # refused if another server than ours answers on this port
+        except BaseException as error:
             client.close()
             process.end()
-            raise
-        client.close()
-        process.end()
+            # Ours is gone, so that whoever has the port now took it first: ours died of it, or the other answered.
+            if not tries_left or not isinstance(error, ServingError) or not _is_taken(port):
+                raise
+        else:
+            return client, Endpoint(f"http://127.0.0.1:{port}/v1", key, BASE_NAME)
     raise AssertionError("every try returned or raised")
+
+
+def _is_taken(port: int) -> bool:
+    try:
+        free_port(port)
+    except ServingError:
+        return True
+    return False

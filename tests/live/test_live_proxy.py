@@ -14,6 +14,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypedDict
@@ -32,6 +33,7 @@ from marft_bridge.live import mirror, proxy, upstream
 from marft_bridge.live.proxy import LivePlan
 from marft_bridge.live.proxy_server import proxy_server
 from marft_bridge.live.split import BASE, CANDIDATE, MIRRORED, Split, key_to_variant
+from marft_bridge.model_calls.call_monitor import CallsUnderWay
 
 HALF = Split(50, 50)
 
@@ -162,6 +164,48 @@ def test_a_stream_comes_through_piece_by_piece(tmp_path: Path) -> None:
         assert [piece.choices[0].delta.content for piece in stream] == ["two"]
         told = rig.wait_for(lambda told: told["variants"][BASE]["in_flight"] == 0)
         assert told["variants"][BASE]["first_piece_ms"]["p50"] <= told["variants"][BASE]["latency_ms"]["p50"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_whoever_watches_the_engine_is_told_of_every_request_until_its_answer_ends(
+    stream: bool, tmp_path: Path
+) -> None:
+    """Without it nobody would notice an engine that hangs."""
+    gates = [threading.Event(), threading.Event()]
+    calls = CallsUnderWay()
+
+    def slow(handler: Any, body: dict[str, Any]) -> None:
+        gates[0].wait(20)
+        if not stream:
+            handler._answer(200, {"choices": []})
+            return
+        begin_stream(handler)
+        handler.wfile.write(chunk("one"))
+        gates[1].wait(20)
+        handler.wfile.write(b"data: [DONE]\n\n")
+
+    with live_rig(tmp_path, calls=calls) as rig, ThreadPoolExecutor(1) as client:
+        rig.engine.odd["planner@0"] = slow
+        assert calls.silence_s() == 0
+        answer = client.submit(rig.say, stream=stream)
+        assert eventually(lambda: calls.count == 1 and calls.silence_s() > 0.3)
+        gates[0].set()
+        if stream:
+            assert eventually(lambda: calls.silence_s() < 0.3)
+            assert calls.count == 1
+        gates[1].set()
+        answer.result(20)
+        assert eventually(lambda: calls.count == 0)
+        assert calls.silence_s() == 0
+
+
+def eventually(true: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 @pytest.mark.parametrize("end", [b"data: [DONE]\n", b"data: [DONE]", b"event: done\ndata: [DONE]\r\n"])

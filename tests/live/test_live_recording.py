@@ -17,15 +17,19 @@ from typing import Any
 
 import pytest
 from support.fake_vllm import id_to_logprob, text_to_ids
-from support.live_rig import SAY, LiveRig, episodes, live_rig
+from support.live_rig import SAY, TEAMS, LiveRig, episodes, live_rig
 
 from marft_bridge.config.record import RecordOptions
 from marft_bridge.live import calls
+from marft_bridge.live.calls import LiveRequest
+from marft_bridge.live.identity import request_to_identity
 from marft_bridge.live.split import BASE, CANDIDATE, MIRRORED
+from marft_bridge.live.wire import CHAT
+from marft_bridge.recording.span_processor import options_to_processor
 from trace_store.checkup import store_to_faults
 from trace_store.erasure import subject_to_traces
 from trace_store.journal import Journal
-from trace_store.records import Trajectory
+from trace_store.records import AdapterRow, Trajectory
 from trace_store.store import TraceStore
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -234,6 +238,59 @@ def test_too_many_open_runs_end_the_oldest(tmp_path: Path, monkeypatch: pytest.M
     assert reasons.count("more than 2 runs were open") == 2
     assert reasons.count("2 calls named one run") == 1
     assert len(reasons) == 5
+
+
+def steady_recorder(folder: Path) -> tuple[calls.LiveRecorder, Journal]:
+    journal = Journal(folder / "store.duckdb.journal")
+    for node, version in TEAMS[BASE].versions.items():
+        journal.append(AdapterRow(node, version, None, "somewhere", "a" * 64, "b" * 64, 1))
+    processor = options_to_processor(journal, RecordOptions())
+    return calls.LiveRecorder(processor, "live-test", "app", 60.0, 1.0, {}, ()), journal
+
+
+def begin(recorder: calls.LiveRecorder, run: str) -> calls.Call:
+    body = {"model": "planner", "messages": SAY}
+    identity = request_to_identity({"x-marft-run": run}, body)
+    call = recorder.begin(LiveRequest(CHAT, "planner", TEAMS[BASE], body=body, identity=identity))
+    assert call is not None
+    return call
+
+
+def test_no_episode_has_more_calls_than_the_limit_under_steady_traffic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next call always begins before the last one ends, so that the run is never without one."""
+    monkeypatch.setattr(calls, "MAX_CALLS", 4)
+    recorder, journal = steady_recorder(tmp_path)
+    under_way = begin(recorder, "endless")
+    for _ in range(9):
+        following = begin(recorder, "endless")
+        recorder.end(under_way, None, None)
+        under_way = following
+    recorder.end(under_way, None, None)
+    recorder.close()
+    journal.close()
+    found = recorded(tmp_path)
+    assert [len(trajectory.actions) for trajectory in found] == [4, 4, 2]
+    assert [str(trajectory.episode.reason) for trajectory in found[:2]] == ["4 calls named one run"] * 2
+    assert recorder.failures == 0
+
+
+def test_the_limit_of_open_runs_holds_though_the_oldest_has_a_call_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "MAX_OPEN_RUNS", 2)
+    recorder, journal = steady_recorder(tmp_path)
+    oldest = begin(recorder, "oldest")
+    for number in range(5):
+        recorder.end(begin(recorder, f"run-{number}"), None, None)
+        assert len(recorder._open_runs) <= 2
+    assert recorder.find_team("oldest") is not None, "a run with a call under way is never ended"
+    recorder.end(oldest, None, None)
+    recorder.close()
+    journal.close()
+    reasons = [str(trajectory.episode.reason) for trajectory in recorded(tmp_path)]
+    assert (len(reasons), reasons.count("more than 2 runs were open")) == (6, 4)
 
 
 def test_a_journal_that_takes_nothing_harms_no_answer_and_is_counted(

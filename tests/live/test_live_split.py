@@ -281,6 +281,8 @@ def test_the_best_is_what_training_names(
         ("-1", ConfigError, "'-1' is no version"),
         ("planner=1", ConfigError, r"name each of planner, team/writer once \(wrong or missing: team/writer\)"),
         ("planner=1,team/writer=1,x=1", ConfigError, "wrong or missing: x"),
+        ("planner=0,planner=1,team/writer=1", ConfigError, "names planner more than once; give each node one version"),
+        ("planner=1, planner = 1,team/writer=1", ConfigError, "names planner more than once"),
         ("planner=", ConfigError, "'planner=' is not node=version"),
         ("promoted", ConfigError, "nothing was promoted"),
     ],

@@ -142,6 +142,11 @@ def test_a_completions_log_probs_are_shown_to_a_client_that_asks_for_them_also_f
         ({"temperature": 0.3, "top_p": 0.4}, None),  # in the record themselves; the trainer knows them
         ({"presence_penalty": 0.5, "min_p": 0.1}, "sampled with presence_penalty, min_p"),
         ({"use_beam_search": True}, "sampled with use_beam_search"),
+        ({"min_tokens": 0, "thinking_token_budget": None, "vllm_xargs": {}}, None),
+        ({"min_tokens": 64}, "sampled with min_tokens"),  # the end is masked until then
+        ({"thinking_token_budget": 32}, "sampled with thinking_token_budget"),
+        ({"thinking_token_budget": 0}, "sampled with thinking_token_budget"),
+        ({"vllm_xargs": {"strength": 2.0}}, "sampled with vllm_xargs"),
     ],
 )
 def test_samplers_that_change_what_a_log_prob_means_are_named(asked: dict[str, Any], reason: str | None) -> None:

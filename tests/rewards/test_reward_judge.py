@@ -292,6 +292,8 @@ def test_the_key_comes_from_the_named_variable(judges: Any, monkeypatch: pytest.
         ({"base_url": "http://judge.example/v1", "allow_remote": True, "api_key_env": "K"}, "use https"),
         ({"base_url": "http://ada:pw@127.0.0.1/v1"}, "without a user"),
         ({"base_url": "file:///etc/hosts"}, "an address like"),
+        ({"base_url": "http://[::1"}, "base_url: .* an address like"),
+        ({"base_url": "http://127.0.0.1:80a"}, "base_url: .* an address like"),
         ({"base_url": "http://127.0.0.1:1/v1", "model": None}, "name the model"),
         ({"base_url": None}, "belong to base_url"),
         ({"base_url": "http://127.0.0.1:1/v1", "lowest": 10}, "lowest must be below"),

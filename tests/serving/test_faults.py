@@ -12,6 +12,7 @@ import asyncio
 import io
 import json
 import re
+import socket
 import sys
 import threading
 import time
@@ -216,7 +217,9 @@ def test_a_free_port_that_another_process_takes_first_is_given_up_for_another(
 ) -> None:
     with running(FakeVllm("another key")) as other:
         found = [other.server_address[1]] * taken
-        monkeypatch.setattr(serving, "free_port", lambda wanted: found.pop() if found else free_port(wanted))
+        monkeypatch.setattr(
+            serving, "free_port", lambda asked: found.pop() if found and asked is None else free_port(asked)
+        )
         if taken == 1:
             with bench.server() as server:
                 assert server.endpoint.base_url != f"{other.url}/v1"
@@ -226,6 +229,40 @@ def test_a_free_port_that_another_process_takes_first_is_given_up_for_another(
                 bench.server()
     assert len(bench.argv) == (2 if taken == 1 else 3)
     assert not any(map(lives, server_pids(bench)))
+
+
+def test_a_free_port_that_something_silent_takes_first_is_given_up_for_another(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server dies of it before it answers, unlike where the other answers in its place."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        found = [taken]
+        monkeypatch.setattr(
+            serving, "free_port", lambda asked: found.pop() if found and asked is None else free_port(asked)
+        )
+        bench.startup_s = 0
+        with bench.server() as server:
+            assert server.endpoint.base_url != f"http://127.0.0.1:{taken}/v1"
+            assert server.adapter_names() == []
+    assert len(bench.argv) == 2
+    assert not any(map(lives, server_pids(bench)))
+
+
+def test_a_server_that_dies_on_a_port_that_is_free_is_not_tried_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "raise SystemExit(3)"
+    tries: list[int] = []
+
+    def argv(_options: Any, _model: Path, port: int, cpu: bool) -> list[str]:
+        tries.append(port)
+        return [sys.executable, "-c", script]
+
+    monkeypatch.setattr(server_process, "server_argv", argv)
+    with pytest.raises(ServingError, match="ended with exit code 3"):
+        bench.server()
+    assert len(tries) == 1
 
 
 @pytest.mark.slow
@@ -281,9 +318,15 @@ raise SystemExit(0 if answered == 6 and refused else 1)
 
 
 @pytest.mark.slow
-def test_live_traffic_goes_on_with_its_teams_when_the_server_behind_it_is_started_again(bench: Bench) -> None:
-    bench.faults.write_text(json.dumps({"die_after": 3}))
-    config = bench.config()
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [("die_after", "exit code 9"), ("hang_after", "1 calls wait, no answer in 2 s (serve.hang_s)")],
+)
+def test_live_traffic_goes_on_with_its_teams_when_the_server_behind_it_is_started_again(
+    bench: Bench, fault: str, problem: str
+) -> None:
+    bench.faults.write_text(json.dumps({fault: 3}))
+    config = bench.config(**{"serve.hang_s": 2.0})
     registry = AdapterRegistry(bench.folder.adapters, weights_to_sha256(bench.model))
     for node in config.graph.nodes:
         write_adapter(registry.new_folder(node, 1), {"layers.0.q_proj": (4, 4)})
@@ -291,7 +334,8 @@ def test_live_traffic_goes_on_with_its_teams_when_the_server_behind_it_is_starte
     live = LiveOptions(Split(50.0, 50.0), "0", "1", mirror=False, port=0, key_env=None, quiet_s=60.0)
     said = Reporter(Console(file=bench.said, width=1000))
     assert serve(config, said, [sys.executable, "-c", PATIENT_APP], live) == 0
-    assert "exit code 9; starting it again (1 of 2)" in bench.said.getvalue()
+    assert f"{problem}; starting it again (1 of 2); log {bench.folder.live_server_log}:" in bench.said.getvalue()
+    assert not bench.folder.server_log.exists(), "of another command, whose start empties it"
     with TraceStore.open(bench.folder.store) as store:
         answered = [a for t in store.trajectories() for a in t.actions if a.sampled_ids]
     assert len(answered) == 6
@@ -365,7 +409,8 @@ def test_an_attached_server_that_goes_away_ends_the_command_which_goes_on_when_i
         with pytest.raises(ServingError) as caught:
             bench.collect({"serve": {"attach": fake.url}})
     assert str(caught.value) == (
-        f"the model server does not answer any more: {fake.url}; start it again, then this command with --resume"
+        f"the model server does not answer any more: {fake.url}; "
+        "start it again, then this command (with --resume where it has that)"
     )
     done = sum(bench.finished().values())
     with running(FakeVllm()) as fake:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from marft_bridge.common.errors import ServingError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.serve import PlacedServeOptions, ServeOptions
 from marft_bridge.serving import placement as placement_module
+from marft_bridge.serving import served_bases, vllm_server
 from marft_bridge.serving.base_models import BaseModelSpec, with_modules
 from marft_bridge.serving.placement import Placement
 from marft_bridge.serving.vllm_arguments import server_argv, server_environment
@@ -168,6 +170,27 @@ def test_cards_command_line_and_memory_are_those_worked_by_hand(
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == (",".join(map(str, devices)), "PCI_BUS_ID")
     wanted = "auto" if len(MACHINES[machine]) == 1 else f"cuda:{trainer}"
     assert placement.trainer_options().system.device == wanted
+
+
+@pytest.mark.parametrize("machine", ["1 x 24", "2 x 24"])
+def test_a_placed_server_starts_and_only_what_was_given_is_refused(
+    model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    """A default is no option that was set: `serve.cpu` is refused where there is a card, but only if it was given."""
+    monkeypatch.setattr(vllm_server, "vllm_runs_on_cpu", lambda: False)
+    monkeypatch.setattr(vllm_server, "check_model_dir", lambda folder: folder)
+    model = model_dir("1.7B")
+
+    def start(options: dict[str, Any]) -> None:
+        (placed,) = place(machine_of(machine), model, options).serve_options()
+        assert isinstance(placed, PlacedServeOptions)
+        assert placed.devices is not None
+        vllm_server._new_process(placed, model, tmp_path / "vllm.log")
+
+    start({})
+    start({"serve.max_loras": 5})
+    with pytest.raises(ServingError, match=r"serve\.cpu has no effect on the CUDA build of vLLM; leave it out"):
+        start({"serve.cpu.threads": 2})
 
 
 def test_without_a_card_nothing_is_planned(model_dir: Callable[[str], Path]) -> None:
@@ -441,6 +464,21 @@ def test_a_model_whose_layers_are_not_known_shares_a_card_only_by_hand(
     }  # a card of its own: vLLM's defaults
 
 
+@pytest.mark.parametrize(
+    ("free_mib", "options"),
+    [(150, {"serve.gpu_memory_utilization": 0.5}), (4268, {"serve.kv_cache_gib": 2.0, "serve.max_model_len": 16})],
+)
+def test_a_card_that_has_room_for_nothing_is_said_to_be_in_use(
+    model_dir: Callable[[str], Path], free_mib: int, options: dict[str, Any]
+) -> None:
+    """A share or a cache of 0.0 is no setting that fits."""
+    with pytest.raises(ServingError) as caught:
+        place(machine_of("1 x 24", free_mib={0: free_mib}), model_dir("0.5B"), options)
+    assert str(caught.value).endswith(
+        ": the card is in use; end what else has its memory, or name another card (serve.devices)"
+    )
+
+
 def test_two_base_models_take_cards_of_their_own_and_share_one_only_by_hand(model_dir: Callable[[str], Path]) -> None:
     tables = {"models": {"big": {"path": str(model_dir("1.7B")), "nodes": ["writer"]}}}
 
@@ -463,6 +501,32 @@ def test_two_base_models_take_cards_of_their_own_and_share_one_only_by_hand(mode
     assert [engine and engine.utilization for engine in shared.engines] == [0.3, 0.4]
     with pytest.raises(ServingError, match=r"gpu_memory_utilization 0\.6 is .* set it to 0\.5\d or less"):
         place_both("1 x 80", **{"serve.gpu_memory_utilization": 0.6})
+
+
+def test_a_server_of_unknown_size_that_has_cards_of_its_own_needs_no_share(
+    model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM takes what it wants of a card of its own; only on a card that it shares must a share be named."""
+    monkeypatch.setattr(served_bases, "vllm_runs_on_cpu", lambda: False)
+    quantised = tmp_path / "quantised"
+    shutil.copytree(model_dir("1.7B"), quantised)
+    file = quantised / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "fp8"}}))
+    config = config_of(model_dir("1.7B"), {"models": {"big": {"path": str(quantised), "nodes": ["writer"]}}})
+    bases = [
+        BaseModelSpec("", model_dir("1.7B"), with_modules(config, config.serve), nodes=("planner",)),
+        BaseModelSpec("big", quantised, with_modules(config, config.models["big"].serve), nodes=("writer",)),
+    ]
+    placement = Placement(config, bases, [b.serve for b in bases], trains=False, machine=machine_of("4 x 80"))
+    options = placement.serve_options()
+    assert [serve.gpu_memory_utilization is None for serve in options] == [False, True]
+    served_bases.refuse_whole_gpus(bases, options)
+    attached = ServeOptions(attach="http://127.0.0.1:8000")  # takes no card of ours
+    served_bases.refuse_whole_gpus(bases, [attached, options[1]])
+    on_one_card = [options[0].model_copy(update={"visible_devices": ("1", "0")}), options[1]]
+    for sharing in (on_one_card, [ServeOptions(), options[1]], [ServeOptions(), ServeOptions()]):
+        with pytest.raises(ServingError, match=r"2 model servers share the GPU: .* share with .*serve\.gpu_mem"):
+            served_bases.refuse_whole_gpus(bases, sharing)
 
 
 def test_a_teacher_that_scores_has_its_room_beside_the_trainer(model_dir: Callable[[str], Path]) -> None:

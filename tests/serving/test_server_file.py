@@ -1,5 +1,6 @@
 """Owns: whom the commands of a run folder send the keys of its servers.
 
+- A second `serve` is kept out of a run folder from the first's start on, and takes away nothing that is another's.
 - Addresses are used while the command that wrote them runs, and are forgotten with it, however it ended; nothing is
   sent to who has the port afterwards.
 """
@@ -15,9 +16,16 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from rich.console import Console
+from support.paths import ROOT
 
+from marft_bridge.commands.serve import serve
+from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.files import held_file, read_held
-from marft_bridge.live.split import read_live_file
+from marft_bridge.common.progress import Reporter
+from marft_bridge.config.bridge import toml_to_config
+from marft_bridge.live.flags import LiveOptions
+from marft_bridge.live.split import Split, read_live_file, read_or_make_live_file, read_running_file
 from marft_bridge.live.status import read_live_lines
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.server_file import announced_servers, running_servers
@@ -25,6 +33,7 @@ from marft_bridge.serving.vllm_server import Endpoint
 from trace_store.errors import StoreError
 
 KEY = "the-key-of-the-run"
+LIVE_OPTIONS = LiveOptions(Split(50.0, 50.0), "0", "1", mirror=False, port=0, key_env=None, quiet_s=60.0)
 SERVE = """
 import sys, time
 from pathlib import Path
@@ -142,6 +151,45 @@ def test_a_held_file_is_read_while_it_is_held_and_its_copy_never(tmp_path: Path)
     copy.symlink_to(path)
     with pytest.raises(StoreError, match="is a link"):
         read_held(copy)
+
+
+@pytest.mark.parametrize(
+    ("live", "lock", "owner"), [(None, "serve.lock", "serve"), (LIVE_OPTIONS, "live.lock", "serve --split")]
+)
+def test_a_second_serve_is_refused_before_it_starts_a_server(
+    folder: RunFolder, live: LiveOptions | None, lock: str, owner: str
+) -> None:
+    config = toml_to_config(ROOT / "examples/math_duo/bridge.toml", {"run": str(folder.path)})
+    with (
+        folder.lock_for(owner, name=lock),
+        pytest.raises(ConfigError, match=rf"{owner}: .* is in use by `marft-bridge {owner}` \(process \d+\)"),
+    ):
+        serve(config, Reporter(Console(quiet=True)), [], live)
+    assert [path.name for path in folder.path.iterdir()] == [lock]
+    with folder.lock_for("serve", name=lock), folder.lock_for("train"):
+        """Other commands work beside it."""
+
+
+def test_a_server_that_ends_takes_away_only_its_own_address(folder: RunFolder) -> None:
+    first = announced_servers(folder, {"": Endpoint("http://127.0.0.1:1/v1", "one", "base")})
+    first.__enter__()
+    with announced_servers(folder, {"": Endpoint("http://127.0.0.1:2/v1", "two", "base")}):
+        first.__exit__(None, None, None)
+        assert "two" in (read_held(folder.server) or "")
+    assert not folder.server.exists()
+
+
+def test_a_proxy_that_ends_leaves_anothers_address_and_brings_nothing_back(folder: RunFolder) -> None:
+    live_file = read_or_make_live_file(folder.live)
+    first = live_file.announced("http://127.0.0.1:1/v1")
+    first.__enter__()
+    with live_file.announced("http://127.0.0.1:2/v1"):
+        first.__exit__(None, None, None)
+        running = read_running_file(folder.live)
+        assert running is not None
+        assert running.base_url == "http://127.0.0.1:2/v1"
+        folder.live.unlink()  # to assign every key anew
+    assert not folder.live.exists()
 
 
 def test_salt_and_key_of_live_traffic_outlive_its_proxy(folder: RunFolder, listener: _AnyPort) -> None:

@@ -1,96 +1,34 @@
-"""Owns: a server that shares its card with the trainer sleeps while that updates, and nobody else puts it to sleep.
+"""Owns: a server that shares its card with the trainer sleeps while that updates.
 
-- The routes need the server's key; without it nothing sleeps.
 - A sleeping server is not started again; one that died in its sleep is, when the trainer is done.
 - With the real vLLM the routes reach the engine, and answers before and after are the same.
 """
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 from support.school_rig import school_in
 
 from marft_bridge.common.errors import ServingError
 from marft_bridge.config.serve import PlacedServeOptions, ServeOptions
 from marft_bridge.model_calls.call_monitor import CallsUnderWay
 from marft_bridge.serving import vllm_process as server_process
-from marft_bridge.serving.sleep_route import SLEEP_PATH, WAKE_PATH, SleepRoute
+from marft_bridge.serving.key_guard import SLEEP_PATH
 from marft_bridge.serving.supervisor import Supervisor
 from marft_bridge.serving.vllm_arguments import server_argv
 from marft_bridge.serving.vllm_server import ModelServer
 from trainers.marft import MarftTrainer
 
-KEY = "s3cret"
-
-
-class Engine:
-    """Notes what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-
-    async def sleep(self, level: int, mode: str) -> None:
-        self.told.append((level, mode))
-
-    async def wake_up(self) -> None:
-        self.told.append("wake")
-
-
-@pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> Starlette:
-    monkeypatch.setenv("VLLM_API_KEY", KEY)
-    routes = [Route("/health", lambda _: PlainTextResponse("up"))]
-    app = Starlette(routes=routes, middleware=[Middleware(SleepRoute)])
-    app.state.engine_client = Engine()
-    return app
-
-
-def ask(app: Starlette, method: str, path: str, key: str | None) -> httpx.Response:
-    headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
-
-    async def send() -> httpx.Response:
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            return await client.request(method, path, headers=headers)
-
-    return asyncio.run(send())
-
-
-def test_the_engine_sleeps_and_wakes_for_who_has_the_key(app: Starlette) -> None:
-    assert ask(app, "POST", SLEEP_PATH, KEY).status_code == 200
-    assert ask(app, "POST", WAKE_PATH, KEY).status_code == 200
-    assert app.state.engine_client.told == [(1, "wait"), "wake"]  # its weights are kept, calls under way are answered
-
-
-@pytest.mark.parametrize("path", [SLEEP_PATH, WAKE_PATH])
-@pytest.mark.parametrize("key", [None, "", "another", "s3cret "])
-def test_nothing_sleeps_without_the_key(app: Starlette, path: str, key: str | None) -> None:
-    assert ask(app, "POST", path, key).status_code == 401
-    assert ask(app, "GET", path, KEY).status_code == 405
-    assert app.state.engine_client.told == []
-
-
-def test_everything_else_is_passed_on(app: Starlette) -> None:
-    assert ask(app, "GET", "/health", None).text == "up"
-
 
 def test_only_a_placed_server_that_shares_its_card_is_started_to_sleep() -> None:
     """vLLM's development routes run any method of the engine and ask for no key: they stay off."""
     asleep = server_argv(PlacedServeOptions(sleeps=True), Path("model"), 1, cpu=False)
-    assert asleep[asleep.index("--enable-sleep-mode") :][1:3] == [
-        "--middleware",
-        f"{SleepRoute.__module__}.{SleepRoute.__qualname__}",
-    ]
+    assert "--enable-sleep-mode" in asleep
     for options in (ServeOptions(), PlacedServeOptions()):
         assert "--enable-sleep-mode" not in server_argv(options, Path("model"), 1, cpu=False)
 

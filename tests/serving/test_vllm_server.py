@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import httpx
 import pytest
@@ -31,6 +31,7 @@ from marft_bridge.serving import vllm_process as server_process
 from marft_bridge.serving import vllm_server as serving
 from marft_bridge.serving.adapter_registry import AdapterRegistry, publish, retire
 from marft_bridge.serving.vllm_arguments import server_argv, server_environment
+from marft_bridge.serving.vllm_client import EngineClient
 from marft_bridge.serving.vllm_log import last_lines, startup_phase
 from marft_bridge.serving.vllm_server import Endpoint, ModelServer
 
@@ -52,6 +53,8 @@ def test_options_that_would_have_no_effect_are_refused() -> None:
         ({"api_key_env": "KEY"}, "applies to attach only"),
         ({"kv_cache_gib": 1.0, "gpu_memory_utilization": 0.5}, "give one"),
         ({"attach": "127.0.0.1:8000"}, "attach"),
+        ({"attach": "http://127.0.0.1:80a"}, "is not an address like http"),
+        ({"attach": "http://[::1"}, "is not an address like http"),
         ({"threads": 2}, "threads"),
         ({"devices": [0, 1, 0]}, "names a card twice"),
         ({"devices": []}, "devices"),
@@ -155,6 +158,15 @@ def test_an_argument_that_is_set_here_is_refused_however_it_is_written() -> None
         ServeOptions(extra_args=("fp8",))
 
 
+@pytest.mark.parametrize(
+    "flag", ["--tokenizer", "--tokenizer_mode=slow", "--chat-template", "--default-chat-template-kwargs.thinking=false"]
+)
+def test_tokenizer_and_template_are_those_of_the_model_s_folder(flag: str) -> None:
+    """The lineage of episodes is read there: told to vLLM alone, it would go unnoticed."""
+    with pytest.raises(ValidationError, match=r"is not yours to set .*: put it into the model's folder"):
+        ServeOptions(extra_args=(flag, "mine"))
+
+
 def test_other_arguments_reach_vllm_and_one_that_a_cpu_needs_is_refused_there() -> None:
     extra_args = ("--quantization", "fp8", "--compilation-config.mode", "0", "--seed", "-1")
     assert server_argv(ServeOptions(extra_args=extra_args), Path("model"), 1, cpu=False)[-6:] == [*extra_args]
@@ -197,11 +209,13 @@ def test_the_key_is_in_the_environment_only_and_not_shown() -> None:
 
 def test_the_server_s_environment_is_offline_and_uses_every_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "40")
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
     env = server_environment("k", cpu=True)
     assert (env["HF_HUB_OFFLINE"], env["TRANSFORMERS_OFFLINE"], env["VLLM_NO_USAGE_STATS"]) == ("1", "1", "1")
     assert {int(core) for core in env["VLLM_CPU_OMP_THREADS_BIND"].split(",")} == os.sched_getaffinity(0)
     assert "VLLM_CPU_KVCACHE_SPACE" not in env  # would overrule kv_cache_gib
+    assert "VLLM_SERVER_DEV_MODE" not in env  # would add routes that run any method of the engine
 
 
 # The log
@@ -464,6 +478,67 @@ def test_a_key_that_is_missing_or_wrong_is_said(tmp_path: Path, monkeypatch: pyt
             attach(fake.url, tmp_path, api_key_env="MY_KEY")
         with pytest.raises(ServingError, match="refuses the API key"):
             attach(fake.url, tmp_path)
+        for key in ("ab\nc", "cl\u00e9"):
+            monkeypatch.setenv("MY_KEY", key)
+            with pytest.raises(ServingError, match=r"serve\.attach: .*'MY_KEY' \(api_key_env\) holds no key: "):
+                attach(fake.url, tmp_path, api_key_env="MY_KEY")
+    with pytest.raises(ServingError, match=r"model server http://127\.0\.0\.1:80a: no address"):
+        EngineClient("http://127.0.0.1:80a", None)
+
+
+def test_a_key_is_read_without_the_line_break_that_a_file_put_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "abc\r\n")
+    with running(FakeVllm("abc")) as fake, attach(fake.url, tmp_path, api_key_env="MY_KEY") as server:
+        assert server.endpoint.api_key == "abc"
+
+
+class Moody(BaseHTTPRequestHandler):
+    """/health as it is told: seconds to wait, or None to hang up."""
+
+    moods: ClassVar[list[float | None]] = []
+
+    def do_GET(self) -> None:
+        mood = self.moods.pop(0) if self.moods else 0.0
+        if mood is None:
+            return
+        time.sleep(mood)
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None:
+        """Quiet."""
+
+
+def test_an_attached_server_has_gone_away_only_when_it_does_not_answer_for_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "_AWAY_S", 4.0)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Moody) as page:
+        thread = threading.Thread(target=page.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{page.server_port}"
+        options, endpoint = ServeOptions(attach=url), Endpoint(f"{url}/v1", "none", "base")
+        client = EngineClient(url, None)
+        server = ModelServer(
+            options, tmp_path, adapters=tmp_path, log=tmp_path / "log", client=client, endpoint=endpoint, process=None
+        )
+        try:
+            Moody.moods = [2.3, None]  # a stall of its event loop, then a connection that it drops
+            server.check()
+            assert Moody.moods == []
+        finally:
+            page.shutdown()
+            thread.join()
+    monkeypatch.setattr(serving, "_AWAY_S", 0.5)
+    with server, pytest.raises(ServingError) as caught:
+        server.check()
+    assert str(caught.value) == (
+        f"the model server does not answer any more: {url}; "
+        "start it again, then this command (with --resume where it has that)"
+    )
 
 
 def test_a_server_that_cannot_be_trained_against_is_refused_when_attaching(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from marft_bridge.serving.sleep_route import SLEEP_PATH, WAKE_PATH
+from marft_bridge.serving.key_guard import SLEEP_PATH, WAKE_PATH
 
 LOGITS = {" cat": 3.0, " dog": 1.0, " owl": 0.5}
 END_OF_TURN = 256
@@ -49,7 +49,7 @@ class FakeVllm(ThreadingHTTPServer):
         self.answer: Callable[[dict[str, Any]], Answer] = lambda body: f"{body['model']} speaks"
         self.asked: list[dict[str, Any]] = []  # bodies of the chat requests
         self.auto_tools = False  # --enable-auto-tool-choice --tool-call-parser
-        self.sleeps = False  # our route of vLLM's server (`sleep_route`): it answers nothing until it is woken
+        self.sleeps = False  # our route of vLLM's server (`key_guard`): it answers nothing until it is woken
         self.fail_next = 0  # so many chat requests end with 500
         self.spoil: Callable[[dict[str, Any]], bytes | None] = lambda _: None  # whole answer -> what is sent instead
         self.samples: Callable[[], object] = lambda: None  # called before a completion is answered

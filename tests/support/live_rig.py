@@ -22,6 +22,7 @@ from marft_bridge.live.proxy import LivePlan
 from marft_bridge.live.proxy_server import proxy_server
 from marft_bridge.live.split import BASE, CANDIDATE, Split
 from marft_bridge.live.teams import Team, versions_to_team
+from marft_bridge.model_calls.call_monitor import CallsUnderWay
 from marft_bridge.recording.span_processor import options_to_processor
 from support import fake_vllm
 from support.fake_vllm import FakeVllm
@@ -127,6 +128,7 @@ def live_rig(
     options: RecordOptions | None = None,
     frozen: tuple[str, ...] = (),
     fallback: tuple[FallbackOptions, FallbackKeys] | None = None,
+    calls: CallsUnderWay | None = None,
 ) -> Iterator[LiveRig]:
     """The proxy and the engine behind it, until the block ends."""
     journal, warnings = Journal(folder / "store.duckdb.journal"), list[str]()
@@ -139,7 +141,7 @@ def live_rig(
     with fake_vllm.running(OddVllm()) as engine:
         assert isinstance(engine, OddVllm)
         address = (f"{engine.url}/v1", ENGINE_KEY)
-        with proxy_server(plan, address, recorder, 0, mirrored=mirror, fallback=fallback) as proxy:
+        with proxy_server(plan, address, recorder, 0, mirrored=mirror, fallback=fallback, calls=calls) as proxy:
             yield LiveRig(engine, proxy, folder / "store.duckdb", warnings)
     journal.close()
 

@@ -490,7 +490,7 @@ def test_without_ray_the_message_says_what_to_install(tmp_path: Path, monkeypatc
     ("options", "message"),
     [
         ({"api_key_env": "KEY"}, "api_key_env applies to endpoints only"),
-        ({"endpoints": ["127.0.0.1:8000"]}, "not an address that begins with http"),
+        ({"endpoints": ["127.0.0.1:8000"]}, "is not an address like http"),
         ({"workers": 0}, "greater than or equal to 1"),
     ],
 )
