@@ -156,7 +156,7 @@ def _estimate_agent(
     # A share q of tasks on which the agent matters goes unseen with probability (1 - q)^tasks; alpha / family_size
     # bounds q. No resample holds what was not seen, so that the bootstrap alone may end at the largest value seen.
     unseen = unseen_share(tasks, ALPHA / family_size)
-    most = (1 - unseen) * interval[1] + unseen * score_range if score_range else None
+    most = (1 - unseen) * member.simultaneous[1] + unseen * score_range if score_range else None
     if not any(by_sample.values()):  # the bootstrap has no variance at all
         interval = (-unseen * score_range, unseen * score_range) if score_range else None
     return AgentCredit(
