@@ -18,8 +18,10 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from trainers.advantages.arrays import rows_by_key
 from trainers.batch import ActionItem, Round
 from trainers.checks.reality import logprob_gap
+from trainers.common.spread import spread_rows
 from trainers.config import TrainerOptions
 from trainers.errors import TrainError
 from trainers.policies.policies import Policies
@@ -30,7 +32,7 @@ from trainers.scoring.model import Tick
 from trainers.scoring.passes import scoring_passes
 from trainers.scoring.sampling import Sampling, items_to_sampling, items_to_weights
 
-_SPOT_CHECKS = 8  # actions per adapter and round that are scored again when the engine's log-probs are taken
+_SPOT_CHECKS = 8  # actions per agent and round that are scored again when the engine's log-probs are taken
 _ENGINE_GAP = 0.01  # nats per token; a float32 engine differs by 1e-5, a bfloat16 one by 3e-2
 _UNCORRECTED_GAP = 0.06  # nats per token that nothing need correct for: twice what a bfloat16 engine differs by
 _ONE_SIDED = 0.5  # of a gap: beyond, engine - trainer is mostly positive, as rounding never leaves it
@@ -160,7 +162,7 @@ def _old_logprobs(
         successes = [i for i in rows if options.replay.successes and data.is_replayed(i)]
         scored = sorted({*rows} - {*successes})
         if from_engine:
-            scored = scored[:: max(1, len(scored) // _SPOT_CHECKS)][:_SPOT_CHECKS]
+            scored = _spot_checks(data, scored)
         for i in rows if from_engine else successes:
             old_T[i] = torch.tensor(data.items[i].behaviour, device=learner.model.device)
         tick = tick_of(f"old log-probs {name}", len(scored))
@@ -170,6 +172,15 @@ def _old_logprobs(
             for i, logp_T in ours_T.items():
                 old_T[i] = logp_T
     return old_T, computed_T
+
+
+def _spot_checks(data: Round, rows: Sequence[int]) -> list[int]:
+    """Some of an adapter's actions, of each agent by itself, as `_check_engine` judges them; spread over its turns."""
+    chosen: list[int] = []
+    for positions in rows_by_key([data.items[i].agent for i in rows]).values():
+        agent_rows = [rows[position] for position in positions]
+        chosen += [agent_rows[k] for k in spread_rows([data.items[i].turn for i in agent_rows], _SPOT_CHECKS)]
+    return sorted(chosen)
 
 
 def _to_sampling(

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from trainers.advantages.estimate import BASELINE, Estimate
 from trainers.batch import Round
+from trainers.common.spread import spread_rows
 from trainers.config import TrainerOptions
 from trainers.credit.units import Units
 from trainers.objective.adapter_round import AdapterRound
@@ -147,7 +148,8 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
         measured: dict[str, float | None] = {"kl_after": None, "kl_of_call": None, "step_share": None}
         sampled_rows = context.sampled_rows(name)
         if not weighs_others:  # nothing but the KL is asked, and some of the calls tell it
-            sampled_rows = sampled_rows[:: max(1, math.ceil(len(sampled_rows) / _PROBES))]
+            kinds = [(data.items[i].agent, data.items[i].turn) for i in sampled_rows]
+            sampled_rows = [sampled_rows[k] for k in spread_rows(kinds, _PROBES)]
         if sampled_rows and (weighs_others or target is not None):
             phase = partial(context.tick_of, f"new log-probs {name}", len(sampled_rows))
             sampled_round = context.to_adapter_round(name, factor_A, rows=sampled_rows)

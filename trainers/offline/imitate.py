@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from trainers.batch import ActionItem
+from trainers.common.spread import spread_rows
 from trainers.objective.adapter_round import behaviour_T_of, shares_A_of
 from trainers.objective.trust_region import backtrack
 from trainers.offline.held_out import HeldOutFit, measure_held_out
@@ -132,8 +133,8 @@ class _Phase:
         self.fitted = sorted(set(range(len(data.items))) - set(self.held))
         learner.imitated_tasks |= {_task_digest(data.task_A[i]) for i in self.fitted}
         self.minibatches = max(1, round(len(self.fitted) / learner.options.offline.minibatch_actions))
-        every = max(1, len(data.own_items) // _PROBES)
-        self.probes = list(data.own_items[::every][:_PROBES])
+        kinds = [(item.agent, item.turn) for item in data.own_items]
+        self.probes = [data.own_items[k] for k in spread_rows(kinds, _PROBES)]
         self.start_T = learner.logprobs(self.probes) if self.probes else []
         self.loss_sum = self.coefficient_sum = 0.0
         self.action_count = self.step_count = 0  # of all epochs, the one that was undone included
