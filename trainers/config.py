@@ -501,6 +501,7 @@ class TrainerOptions(_Options):
             group_std=experimental.group_std,
             rae_decay=experimental.rae_decay,
             alignment_beta=experimental.alignment_beta,
+            penalties_teach=self.penalties_teach,
         )
 
     @property
@@ -520,6 +521,20 @@ class TrainerOptions(_Options):
     def uses_critic(self) -> bool:
         """Whether anything asks for values. They predict the team reward, so in a game with sides nothing does."""
         return self.advantage.estimator_class.needs_critic or (self.offline.mode in _VALUED and not self.sides)
+
+    @property
+    def penalties_teach(self) -> bool:
+        """Whether an advantage below 0, as the estimator gives it, has a part in the loss: it counts itself, or a
+        round's mean is taken away."""
+        return self.objective.negative_weight > 0 or self.advantage.normalization != "none"
+
+    @property
+    def idle_penalties(self) -> list[str]:
+        """Names of the step rewards that push nothing down, though their weight is negative: they are advantages as
+        they are, and one below 0 has no part in the loss. They only take from what a run was better by."""
+        if self.penalties_teach or not self.advantage.estimator_class.adds_step_rewards:
+            return []
+        return [term.reward for term in self.shaping if term.level == "step" and term.weight < 0]
 
     @property
     def needs_behaviour(self) -> bool:

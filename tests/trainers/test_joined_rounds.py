@@ -103,6 +103,45 @@ def test_a_call_that_earned_something_itself_teaches_though_all_samples_earned_a
     assert plain.teaching_episodes(played(plain, "alike", [1.0] * 4, ["t"] * 4)) == set()
 
 
+@pytest.mark.parametrize(("own", "teaches"), [(-0.5, False), (0.5, True)])
+def test_a_penalty_teaches_nothing_by_itself_where_negative_advantages_do_not_count(
+    model_dir: Path, own: float, teaches: bool
+) -> None:
+    """Four samples that earned alike, whose first calls have half a unit of their own: no group of the actor's says
+    anything, and the reasoner's says something where that is more than 0."""
+    shaping = [{"reward": "own", "level": "step", "weight": 1.0}]
+    trainer = trainer_of(model_dir, estimator="hrpo", shaping=shaping, negative_weight=0.0)
+    runs = [
+        replace(
+            run,
+            rewards=(
+                *run.rewards,
+                Reward(run.episode.episode_id, "own", own, "test", 1, "step", action_id=run.actions[0].action_id),
+            ),
+        )
+        for run in played(trainer, "alike", [1.0] * 4, ["t"] * 4)
+    ]
+    assert len(trainer.teaching_episodes(runs)) == (4 if teaches else 0)
+    learned = trainer.update(runs)
+    assert learned["agents"]["reasoner"]["steps"] == int(teaches)
+    assert learned["critic"]["flat_groups"] == (0.5 if teaches else 1.0)
+    assert ("'reasoner' took no step" in " ".join(learned["warnings"])) != teaches
+
+
+def test_what_a_call_earned_by_itself_reaches_no_call_before_it_in_any_phase(model_dir: Path) -> None:
+    """The team earned 1; the second call has a penalty of half a unit. By hand, with each estimator."""
+    shaping = [{"reward": "own", "level": "step", "weight": 1.0}]
+    earned = {}
+    for estimator in ("hrpo", "dr_mas"):
+        trainer = trainer_of(model_dir, estimator=estimator, shaping=shaping)
+        (run,) = played(trainer, "run", [1.0], ["t"])
+        second = run.actions[1].action_id
+        own = Reward(run.episode.episode_id, "own", -0.5, "test", 1, "step", action_id=second)
+        data = trainer._read([replace(run, rewards=(*run.rewards, own))], "on_policy")
+        earned[estimator] = trainer.credit.returns(data).tolist()
+    assert earned == {"hrpo": [1.0, 0.5], "dr_mas": [0.5, 0.5]}
+
+
 def test_successes_of_an_older_policy_do_not_stop_a_round(model_dir: Path) -> None:
     """They were sampled by weights from far away. Of one step nothing has moved before it, so its KL is 0."""
     trainer = trainer_of(model_dir, kl_stop=0.05, replay={"successes": 0.3})

@@ -33,9 +33,12 @@ class Rae(BaselineEstimator):
     reads: ClassVar[tuple[str, ...]] = ("rae_decay",)
 
     @classmethod
-    def teaches_alone(cls, by_call: Sequence[float], by_run: Sequence[float], normalization: str) -> bool:
+    def teaches_alone(
+        cls, by_call: Sequence[float], by_run: Sequence[float], normalization: str, *, penalties_teach: bool
+    ) -> bool:
         """Where it earned anything, since the running means begin at 0; but a round's mean takes that away."""
-        return normalization == "none" and any((*by_call, *by_run))
+        earned = (*by_call, *by_run)
+        return normalization == "none" and any(value > 0 or (value < 0 and penalties_teach) for value in earned)
 
     def estimate(self, round_input: EstimatorInput) -> Estimated:
         """As the class says. The running mean is no reward's, so `BASELINE` has all of it."""
