@@ -167,11 +167,15 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
 
 
 def _rate_of_round(advantage_U: Sequence[Tensor], kl_rate: float, options: TrainerOptions) -> float:
-    """The factor of an adapter's rate that a round is worth; with `kl_target`, which looks at the same, its own."""
-    if options.objective.kl_target is not None or not advantage_U:
+    """The factor of an adapter's rate that a round is worth; with `kl_target`, which looks at the same, its own.
+
+    Without `kl_target` what that once made of the rate, in a run that was resumed, has no say.
+    """
+    if options.objective.kl_target is not None:
         return kl_rate
-    negative_weight = options.objective.negative_weight
-    return kl_rate * advantages_to_rate_share(torch.cat(list(advantage_U)).tolist(), negative_weight)
+    if not advantage_U:
+        return 1.0
+    return advantages_to_rate_share(torch.cat(list(advantage_U)).tolist(), options.objective.negative_weight)
 
 
 class _SideFactors:

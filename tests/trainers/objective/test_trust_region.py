@@ -241,6 +241,22 @@ def test_a_checkpoint_keeps_the_rates(model_dir: Path, tmp_path: Path) -> None:
     assert {name: learner.kl_rate for name, learner in resumed.learners.items()} == rates
 
 
+def test_a_run_that_is_resumed_without_a_target_has_the_rate_of_one_that_never_had_it(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(model_dir, kl_target=TARGET)
+    trainer.update(games_of(trainer))
+    assert min(learner.kl_rate for learner in trainer.learners.values()) < 1
+    checkpoint.save(trainer, tmp_path / "checkpoint")
+    resumed, other = trainer_of(model_dir), trainer_of(model_dir)
+    checkpoint.load(resumed, tmp_path / "checkpoint")
+    rates = []
+    for each in (resumed, other):
+        agents = each.update(games_of(trainer))["agents"]
+        rates.append([agents[agent]["lr"] for agent in AGENTS])
+    assert rates[0] == rates[1]
+
+
 def test_what_only_the_kl_is_asked_of_is_measured_on_some_calls(model_dir: Path) -> None:
     """The last adapter of a round weighs nobody after it; its KL is told by 64 of its calls, spread over the round."""
     trainer = trainer_of(model_dir, kl_target=1000.0)
