@@ -301,7 +301,8 @@ class MarftTrainer:
         Where the estimator compares groups, those of one group join together or not at all, and none that is alone in
         its own: it would be compared with nothing. A run with its forks is one of the fresh ones.
 
-        The draw moves on with every call, and goes on from where it was after a checkpoint is loaded.
+        The draw moves on with every call, and goes on from where it was after a checkpoint is loaded. Those drawn first
+        come first: `update`, where fewer may join than were drawn, takes these.
 
         Args:
             samples_of: of each older episode, what it is a sample of: equal keys were played side by side.
@@ -320,13 +321,14 @@ class MarftTrainer:
         """Which older episodes join a round of `fresh` ones for what they earned: as many as `replay.successes` allows.
 
         Drawn without replacement, with chances in proportion to `weights`; one of weight 0 is never drawn. The draw
-        moves on with every call, as that of `draw_replay`.
+        moves on with every call, and those drawn first come first, as with `draw_replay`.
         """
         weight_N = torch.tensor(weights, dtype=torch.float64)
         count = min(int((weight_N > 0).sum()), self._most_replayed(fresh))
         if not count:
             return []
-        return sorted(torch.multinomial(weight_N, count, generator=self.replay_generator).tolist())
+        drawn: list[int] = torch.multinomial(weight_N, count, generator=self.replay_generator).tolist()
+        return drawn
 
     def _most_replayed(self, fresh: int) -> int:
         """The largest number of older episodes beside `fresh` ones that is not more than their share of all."""
@@ -347,7 +349,8 @@ class MarftTrainer:
         """One on-policy round: fresh trajectories, and a bounded share of older ones, to updated adapters and critics.
 
         Args:
-            replayed: older ones, as `draw_replay` or, with `replay.successes`, `draw_successes` chose them.
+            replayed: older ones, in the order in which `draw_replay` or, with `replay.successes`, `draw_successes`
+                chose them. Where these are too many beside the fresh ones that can be learned from, the first join.
             credited: is told the advantages of every action at the end; not of a round that teaches nothing.
             newest: the version that the adapters are, of which `Action.adapter_version` may be an older one; None: the
                 newest that the fresh trajectories name.
@@ -502,16 +505,18 @@ class MarftTrainer:
             for reason, count in older.drops.items():
                 drops[f"replay: {reason}"] = count
             max_replayed = self._most_replayed(len(set(data.tree_E)))  # a tree counts as one run in the loss
-            older_episodes: Sequence[EpisodeItem] = self._within(older.episodes, gated.kept, max_replayed)
+            trajectory_by_id = {trajectory.episode.episode_id: trajectory for trajectory in gated.kept}
+            older_episodes = self._within(older.episodes, trajectory_by_id, max_replayed)
+            # once chosen they stand as they were planned, so that no draw says which calls are learned from together
+            older_episodes.sort(key=lambda episode: _planned_place(trajectory_by_id[episode.episode_id].episode))
             if len(older.episodes) > len(older_episodes):
                 option = "replay.share" if replay.share else "replay.successes"
                 drops[f"replay: episode beyond {option}"] = len(older.episodes) - len(older_episodes)
             if refused_agents:
                 reasons = (refused_agents.get(item.agent) for e in older_episodes for item in e.actions)
                 drops |= Counter(f"replay: action: {reason}" for reason in reasons if reason is not None)
-                read_ids = {e.episode_id for e in older_episodes}
-                read_trajectories = [t for t in gated.kept if t.episode.episode_id in read_ids]
-                older_episodes = self._read(read_trajectories, "replay", refused_agents).episodes
+                chosen = [trajectory_by_id[e.episode_id] for e in older_episodes]
+                older_episodes = list(self._read(chosen, "replay", refused_agents).episodes)
             data = episodes_to_round([*data.episodes, *older_episodes], drops)
         compares_all = self.options.advantage.skip_flat_groups and not replay.successes
         return self._informative(data, read) if compares_all else data
@@ -525,13 +530,14 @@ class MarftTrainer:
         return telling.only(lambda episode: (episode.replayed, episode.episode_id) in chosen, FLAT)
 
     def _within(
-        self, episodes: Sequence[EpisodeItem], trajectories: Sequence[Trajectory], largest_count: int
+        self, episodes: Sequence[EpisodeItem], trajectory_by_id: Mapping[str, Trajectory], largest_count: int
     ) -> list[EpisodeItem]:
-        """As many older episodes as may join; where the estimator compares groups, whole ones of a task and round."""
+        """As many older episodes as may join, those drawn first; where the estimator compares groups, whole ones of a
+        task and round."""
         if not self.credit.estimator.needs_groups or self.options.replay.successes:
             return list(episodes[:largest_count])
-        group_of = {t.episode.episode_id: (t.episode.task_id, t.episode.round) for t in trajectories}
-        groups = rows_by_key([group_of[episode.episode_id] for episode in episodes]).values()
+        told = [trajectory_by_id[episode.episode_id].episode for episode in episodes]
+        groups = rows_by_key([(episode.task_id, episode.round) for episode in told]).values()
         return [episodes[i] for i in _whole_groups([rows.tolist() for rows in groups], largest_count)]
 
     def _nothing_learned(self, data: Round, reason: str, flat_groups: float | None) -> dict[str, Any]:
@@ -650,12 +656,18 @@ class MarftTrainer:
 
 
 def _whole_groups(groups: Sequence[Sequence[int]], largest_count: int) -> list[int]:
-    """Sorted rows of as many groups as fit into the count, the first ones first, none of them in part."""
+    """The rows of as many groups as fit into the count, the first ones first, none of them in part."""
     kept: list[int] = []
     for rows in groups:
         if len(kept) + len(rows) <= largest_count:
             kept += rows
-    return sorted(kept)
+    return kept
+
+
+def _planned_place(episode: Episode) -> tuple[bool, int, str, int, int, str]:
+    """Where an older episode stands among others: rounds in their order, what was collected before them at the end."""
+    played_round = episode.round or 0
+    return not played_round, played_round, episode.task_id, episode.sample, episode.started_ns, episode.episode_id
 
 
 def _to_lesson(trajectory: Trajectory) -> Trajectory:

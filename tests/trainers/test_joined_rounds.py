@@ -70,6 +70,33 @@ def test_where_fresh_runs_failed_older_groups_still_join_whole(model_dir: Path) 
     assert joined == {"older0", "older2", "older4", "older6"}
 
 
+@pytest.mark.parametrize(
+    ("options", "joined"),
+    [
+        ({"estimator": "gae", "replay": {"share": 0.5}}, ["older2", "older6", "older5", "older7"]),
+        ({"estimator": "rloo", "replay": {"successes": 0.5}}, ["older2", "older6", "older5", "older7"]),
+        # with 3 fresh runs that did not fail 3 may join: the two of task a in round 2, and no part of another group
+        ({"estimator": "rloo", "replay": {"share": 0.5}}, ["older4", "older6"]),
+    ],
+)
+def test_of_older_episodes_that_are_too_many_those_drawn_first_join_as_they_were_planned(
+    model_dir: Path, options: dict[str, Any], joined: list[str]
+) -> None:
+    """Of 8 fresh runs 4 failed, so 4 older ones may join: those that the draw had first, whatever round they are of."""
+    trainer = trainer_of(model_dir, **options)
+    fresh = played(trainer, "fresh", [0.0, 1.0] * 4, ["a"] * 4 + ["b"] * 4)
+    for i in (0, 1, 4, 5):
+        fresh[i] = replace(fresh[i], episode=replace(fresh[i].episode, outcome="failed", reason="test"))
+    if "share" in options["replay"] and options["estimator"] == "rloo":
+        fresh[2] = replace(fresh[2], episode=replace(fresh[2].episode, outcome="failed", reason="test"))
+    earlier = played(trainer, "older", [1.0, 0.0] * 4, ["a", "b"] * 4)
+    older = [replace(e, episode=replace(e.episode, round=1 + i // 4, sample=i)) for i, e in enumerate(earlier)]
+    credited: list[Any] = []
+    trainer.update(fresh, [older[i] for i in (6, 2, 7, 5, 4, 0, 1, 3)], credited.extend)
+    ids = [each.episode_id for each in credited if each.episode_id.startswith("older")]
+    assert list(dict.fromkeys(ids)) == joined
+
+
 def test_the_choice_of_episodes_stands_when_an_agents_older_calls_are_refused(model_dir: Path) -> None:
     """Without the calls of one agent the older runs have fewer links, so discounted they earn otherwise than fresh
     ones of their task, and its group, which was left out as flat, no longer is."""
