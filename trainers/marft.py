@@ -370,7 +370,7 @@ class MarftTrainer:
             TrainError: not one action can be trained on, or training turns out not to be real (see `checks.reality`).
         """
         started = time.perf_counter()
-        data = self._join(trajectories, replayed)
+        data = self._join(trajectories, replayed, newest=newest)
         judged = data.fresh if self.options.replay.successes else data
         if not judged.items and FLAT in data.drops:
             return self._nothing_learned(data, "no group of this round can say what was better", flat_groups=1.0)
@@ -384,7 +384,7 @@ class MarftTrainer:
             self.policies,
             options=self.options,
             tick_of=self._tick,
-            reread=lambda refused: self._join(trajectories, replayed, refused, read=data),
+            reread=lambda refused: self._join(trajectories, replayed, refused, newest=newest, read=data),
             note=self.credit.note,
             newest=newest,
         )
@@ -479,12 +479,15 @@ class MarftTrainer:
         fresh: Sequence[Trajectory],
         replayed: Sequence[Trajectory],
         refused_agents: Mapping[str, str] | None = None,
+        *,
+        newest: int | None,
         read: Round | None = None,
     ) -> Round:
         """Fresh and older episodes as one round; of the older ones what the gate lets through.
 
         Args:
             refused_agents: agent -> why its replayed actions say too little; they count as part of the environment.
+            newest: as of `update`; what older calls are behind is counted from it.
             read: the round as it was with these actions, whose episodes no other joins; None: there was none.
         """
         data = self._read(fresh, "on_policy")
@@ -496,10 +499,10 @@ class MarftTrainer:
                 raise TrainError(
                     "older episodes were given, but replay.share is 0, and so is replay.successes: leave them out"
                 )
-            newest: dict[str, int] = {}
+            trained_version = {} if newest is None else dict.fromkeys(self.policies.trained, newest)
             for item in data.items:
-                newest[item.agent] = max(newest.get(item.agent, 0), item.version or 0)
-            gated = self._gate(replayed, newest, replay.successes == 0, tools=_tools_of(fresh))
+                trained_version[item.agent] = max(trained_version.get(item.agent, 0), item.version or 0)
+            gated = self._gate(replayed, trained_version, replay.successes == 0, tools=_tools_of(fresh))
             older = self._read(gated.kept, "replay")
             drops = {**data.drops, **gated.drops}
             for reason, count in older.drops.items():

@@ -25,6 +25,7 @@ from trainers.errors import TrainError
 from trainers.marft import MarftTrainer
 from trainers.objective import improve
 from trainers.objective.update_order import update_order
+from trainers.offline.replay_gate import TOO_STALE
 from trainers.policies.adapter_learner import AdapterLearner
 
 
@@ -266,6 +267,14 @@ def test_of_older_episodes_whole_groups_join_where_groups_are_compared_and_none_
     assert trainer.draw_replay(samples_of, fresh=6) == []  # two of eight: no group is so small
     many = {i for _ in range(40) for i in trainer.draw_replay(samples_of, 30)}
     assert many == set(range(1, 44))
+
+
+def test_how_old_an_episode_is_counts_from_the_version_that_is_trained(model_dir: Path) -> None:
+    """Fresh calls of version 3 while 5 is trained: those of version 2 are three behind, not one."""
+    trainer = _trainer(model_dir, replay={"share": 0.5, "max_staleness": 2, "min_ess": 0.0})
+    fresh, near, far = (_versioned(_games(trainer, 4, seed), v) for seed, v in ((0, 3), (1, 3), (2, 2)))
+    metrics = trainer.update(fresh, [*far, *near], newest=5)
+    assert (metrics["replayed"], metrics["drops"]) == (4, {TOO_STALE: 4})
 
 
 def test_older_episodes_join_a_round_and_what_is_too_old_is_dropped_with_its_reason(model_dir: Path) -> None:
