@@ -41,7 +41,7 @@ from trainers.credit.successes import append_successes
 from trainers.credit.units import Units
 from trainers.errors import TrainError
 from trainers.objective.distillation import mean_reverse_kl, options_to_distil, to_teacher
-from trainers.objective.scored_round import ScoredRound, score_round
+from trainers.objective.scored_round import ScoredRound, score_round, without_successes
 from trainers.objective.update_order import UpdateContext, update_in_order, update_order
 from trainers.offline.phases import BELOW_THRESHOLD, learn_offline
 from trainers.offline.replay_gate import Gated, gate_episodes
@@ -411,7 +411,7 @@ class MarftTrainer:
         for agent in self.policies.trained:
             rows = scored.rows_of.get(self.policies.adapter_of(agent), range(len(data.items)))
             agent_rows = [i for i in rows if data.items[i].agent == agent]
-            advantage_U = units.select(estimate.advantage_U, agent_rows)
+            advantage_U = units.select(estimate.advantage_U, without_successes(data, agent_rows, self.options))
             agents[agent] = self._report(
                 agent, [data.items[i] for i in agent_rows], learned, sampling=scored.sampling, advantage_U=advantage_U
             )
@@ -573,8 +573,8 @@ class MarftTrainer:
             **counts,
             **learned[name],
             **sampling[agent].metrics(),
-            "advantage_mean": float(advantage_U.mean()) if items else None,
-            "advantage_std": float(advantage_U.std()) if items else None,
+            "advantage_mean": float(advantage_U.mean()) if len(advantage_U) else None,
+            "advantage_std": float(advantage_U.std()) if len(advantage_U) else None,
         }
 
     # -- shared by all -------------------------------------------------------------------------------------------

@@ -97,6 +97,12 @@ def score_round(
     return ScoredRound(data, rows_of, old_T, reference_T=reference_T, sampling=sampling)
 
 
+def without_successes(data: Round, rows: Sequence[int], options: TrainerOptions) -> list[int]:
+    """Those of some actions that no success of before is: that one is held against the policy that sampled it, long
+    ago, so it tells neither how far this round moves a policy nor how fresh calls were sampled."""
+    return [i for i in rows if not (options.replay.successes and data.is_replayed(i))]
+
+
 def _rows_of(data: Round, order: Sequence[str], policies: Policies) -> dict[str, list[int]]:
     return {name: data.agents_to_rows(policies.adapters[name].agents) for name in order}
 
@@ -159,8 +165,8 @@ def _old_logprobs(
     for name, rows in rows_of.items():
         learner = policies.learners[name]
         # a success of before is made likelier than when it was sampled, whatever the policy has become since
-        successes = [i for i in rows if options.replay.successes and data.is_replayed(i)]
-        scored = sorted({*rows} - {*successes})
+        scored = without_successes(data, rows, options)
+        successes = sorted({*rows} - {*scored})
         if from_engine:
             scored = _spot_checks(data, scored)
         for i in rows if from_engine else successes:
@@ -190,11 +196,11 @@ def _to_sampling(
     policies: Policies,
     options: TrainerOptions,
 ) -> dict[str, Sampling]:
-    """How engine and trainer differ on what is learned from, by agent."""
+    """How engine and trainer differ on what is learned from, successes of before left out, by agent."""
     sampling = {}
     for name, rows in rows_of.items():
         for agent in policies.adapters[name].agents:
-            agent_rows = [i for i in rows if data.items[i].agent == agent]
+            agent_rows = [i for i in without_successes(data, rows, options) if data.items[i].agent == agent]
             checked = [i for i in agent_rows if i in ours_T]
             sampling[agent] = items_to_sampling(
                 [data.items[i] for i in agent_rows],

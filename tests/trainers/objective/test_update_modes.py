@@ -5,6 +5,7 @@ Through `MarftTrainer.update` and `replay` on a tiny Llama; the formulas have te
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -484,7 +485,7 @@ def test_a_shaped_success_is_made_likelier_whatever_it_was_when_it_was_sampled(
         metrics = trainer.update(fresh, older)
         assert metrics["replayed"] == 8
         assert _moved(trainer, before) == set(AGENTS)
-        assert [figures["clipfrac"] for figures in metrics["agents"].values()] == [0, 0]
+        assert [figures["clipfrac"] for figures in metrics["agents"].values()] == [None, None]
         moved.append({agent: _weights(trainer, agent) for agent in AGENTS})
     for agent in AGENTS:
         assert all(torch.equal(weight, moved[1][agent][name]) for name, weight in moved[0][agent].items())
@@ -503,6 +504,33 @@ def test_how_far_a_round_moved_is_measured_on_its_fresh_calls_alone(model_dir: P
         kls += [figures["kl_of_call"] for figures in agents.values()]
         assert [figures["factor_mean"] for figures in agents.values()] == pytest.approx([1.0, 1.0], abs=1e-4)
     assert max(kls) < 1e-4
+
+
+@pytest.mark.parametrize("granularity", ["action", "token"])
+def test_what_is_told_of_a_round_is_told_of_its_fresh_calls_alone(model_dir: Path, granularity: str) -> None:
+    """With a success joined, sampled by a policy far away, the figures and the target are those of a round without."""
+    told = []
+    for joined in (False, True):
+        trainer = _trainer(
+            model_dir, replay={"successes": 0.5}, granularity=granularity, kl_target=1.0, lr=1e-9, minibatch_actions=99
+        )
+        older = [
+            replace(t, actions=tuple(replace(a, logprobs=tuple(x - 3.0 for x in a.logprobs or ())) for a in t.actions))
+            for t in _won(_games(trainer, 8, seed=3))
+        ]
+        agents = trainer.update(_games(trainer, 8), older if joined else [])["agents"]
+        names = ("entropy", "advantage_mean", "advantage_std", "kl_target", "ratio_mean", "ratio_max", "clipfrac")
+        told.append([agents[agent][name] for agent in AGENTS for name in (*names, "factor_mean")])
+    assert None not in told[0]
+    assert told[1] == pytest.approx(told[0], abs=1e-5)
+
+
+def test_where_no_fresh_call_was_better_the_successes_are_what_a_round_says(model_dir: Path) -> None:
+    trainer = _trainer(model_dir, estimator="rloo", replay={"successes": 0.5}, kl_target=1.0)
+    fresh = [replace(t, rewards=tuple(replace(r, value=0.0) for r in t.rewards)) for t in _games(trainer, 8)]
+    agents = trainer.update(fresh, _won(_games(trainer, 8, seed=3)))["agents"]
+    # 8 of 16 calls are better, all alike: log 2 nats a call, times 8 / (8 + 8), halved between two agents
+    assert [agents[agent]["kl_target"] for agent in AGENTS] == pytest.approx([math.log(2) / 4] * 2, rel=1e-5)
 
 
 def test_the_better_episodes_are_drawn_by_their_weights_and_no_more_than_their_share(model_dir: Path) -> None:
