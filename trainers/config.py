@@ -247,7 +247,7 @@ class OfflineOptions(_Options):
     ratio_cap: float = Field(default=1.0, gt=0)
     """Cap of one importance weight (V-trace: rho-bar and c-bar)."""
     epochs: int = Field(default=8, ge=0)
-    """Passes over the chosen actions, at most: once two in a row have not made the better actions of held-out episodes
+    """Passes over the chosen actions, at most: once two in a row have not made the better actions of held-out tasks
     more likely, the best pass so far is gone back to, and none follows."""
     minibatch_actions: int = Field(default=16, ge=1)
     """Actions of one optimiser step."""
