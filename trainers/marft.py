@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from trainers.errors import TrainError
 from trainers.objective.distillation import mean_reverse_kl, options_to_distil, to_teacher
 from trainers.objective.scored_round import ScoredRound, score_round, without_successes
 from trainers.objective.update_order import UpdateContext, update_in_order, update_order
+from trainers.offline.imitate import DIGEST_LENGTH
 from trainers.offline.phases import BELOW_THRESHOLD, learn_offline
 from trainers.offline.replay_gate import Gated, gate_episodes
 from trainers.policies.policies import Policies
@@ -101,6 +102,19 @@ class MarftTrainer:
     def wait(self) -> None:
         """Returns when all processes that share the work have come here."""
         self.policies.workers.wait()
+
+    def begin_from(self, adapters: Mapping[str, Path], learned_tasks: Collection[str]) -> None:
+        """Another training's adapters in the place of some agents' own; what those learned from is held out no more.
+
+        Args:
+            adapters: agent -> folder.
+            learned_tasks: SHA-256 in hex, of the fields of each task without its id, as JSON, and of `id ` with its id.
+        """
+        for agent, folder in adapters.items():
+            self.policies.load_adapter(agent, folder)
+            learner = self.learners.get(self.policies.adapter_of(agent))
+            if learner is not None:
+                learner.imitated_tasks |= {digest[:DIGEST_LENGTH] for digest in learned_tasks}
 
     # -- stored episodes -----------------------------------------------------------------------------------------
 

@@ -42,6 +42,8 @@ _LEAST_HELD = 4  # fewer held-out actions than this say nothing about when to st
 _PROBES = 32  # actions of the policy's own that the KL is measured on, at most
 
 HELD_OUT, KL = "held-out likelihood", "kl"
+DIGEST_LENGTH = 16
+"""Of the digests of tasks in `AdapterLearner.imitated_tasks`, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,13 +242,19 @@ def _hold_out(task_A: Sequence[str], imitated_tasks: Set[str]) -> list[int]:
     """Positions of the actions of one task in eight, of those that were never learned from the lowest by digest.
 
     So most are the same each time. None where they would be too few to say anything.
+
+    Args:
+        task_A: what each task says; its id where it says nothing.
     """
     digests = {task: _task_digest(task) for task in set(task_A)}
-    fresh_tasks = sorted((task for task in digests if digests[task] not in imitated_tasks), key=digests.__getitem__)
+    fresh_tasks = sorted(
+        (task for task, digest in digests.items() if not {digest, _task_digest(f"id {task}")} & imitated_tasks),
+        key=digests.__getitem__,
+    )
     held_tasks = set(fresh_tasks[: len(digests) // _HELD_SHARE])
     held = [i for i, task in enumerate(task_A) if task in held_tasks]
     return held if len(held) >= _LEAST_HELD else []
 
 
 def _task_digest(task: str) -> str:
-    return hashlib.sha256(task.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return hashlib.sha256(task.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_LENGTH]
