@@ -553,8 +553,8 @@ class MarftTrainer:
         task and round."""
         if not self.credit.estimator.needs_groups or self.options.replay.successes:
             return list(episodes[:largest_count])
-        told = [trajectory_by_id[episode.episode_id].episode for episode in episodes]
-        groups = rows_by_key([(episode.task_id, episode.round) for episode in told]).values()
+        stored_episodes = [trajectory_by_id[episode.episode_id].episode for episode in episodes]
+        groups = rows_by_key([(episode.task_id, episode.round) for episode in stored_episodes]).values()
         return [episodes[i] for i in _whole_groups([rows.tolist() for rows in groups], largest_count)]
 
     def _nothing_learned(self, data: Round, reason: str, flat_groups: float | None) -> dict[str, Any]:

@@ -158,15 +158,17 @@ class RoundForks:
 
     def _open_requests(self, planned: Sequence[PlannedFork]) -> list[EpisodeRequest]:
         """The forks, of those planned, that no finished episode answers; none of a run that is erased since."""
-        known = [
+        requests_of_forks = [
             (fork, fork_to_known_requests(fork, episode))
             for fork in planned
             if (episode := self._episodes.get(fork.episode)) is not None
         ]
         # asked of the store once for all: it looks through all episodes of the run
-        open_keys = {r.key for r in unfinished_requests(self._store, [r for _, of_fork in known for r in of_fork])}
+        open_keys = {
+            r.key for r in unfinished_requests(self._store, [r for _, of_fork in requests_of_forks for r in of_fork])
+        }
         requests = []
-        for fork, of_fork in known:
+        for fork, of_fork in requests_of_forks:
             if any(request.key in open_keys for request in of_fork):
                 requests += [r for r in self._to_requests(fork) if r.key in open_keys]
         return requests

@@ -75,5 +75,5 @@ def _tree_return(returns_A: Floats, rows: Rows, stands_A: Sequence[Sequence[tupl
         for run, weight in stands_A[row]:
             rows_of_run.setdefault(run, []).append(row)
             weight_by_run[run] = weight
-    weighted = sum(weight_by_run[run] * float(returns_A[own].mean()) for run, own in rows_of_run.items())
+    weighted = sum(weight_by_run[run] * float(returns_A[run_rows].mean()) for run, run_rows in rows_of_run.items())
     return weighted / sum(weight_by_run.values())

@@ -221,6 +221,6 @@ def _kl_target(data: AdapterRound, acting: int, options: TrainerOptions) -> floa
         return None
     mean_A = [float(part_U.mean()) for part_U in data.advantage_U]
     is_own_A = [True] * len(mean_A) if data.success_A is None else (~data.success_A).tolist()
-    own = [mean for mean, is_own in zip(mean_A, is_own_A, strict=True) if is_own]
-    said = information(own) or information(mean_A)
-    return options.objective.kl_target * said / max(1, acting)
+    own_means = [mean for mean, is_own in zip(mean_A, is_own_A, strict=True) if is_own]
+    nats = information(own_means) or information(mean_A)
+    return options.objective.kl_target * nats / max(1, acting)
