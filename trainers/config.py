@@ -247,7 +247,7 @@ class OfflineOptions(_Options):
     ratio_cap: float = Field(default=1.0, gt=0)
     """Cap of one importance weight (V-trace: rho-bar and c-bar)."""
     epochs: int = Field(default=8, ge=0)
-    """Passes over the chosen actions, at most: once two in a row have not made the better actions of held-out episodes
+    """Passes over the chosen actions, at most: once two in a row have not made the better actions of held-out tasks
     more likely, the best pass so far is gone back to, and none follows."""
     minibatch_actions: int = Field(default=16, ge=1)
     """Actions of one optimiser step."""
@@ -501,6 +501,7 @@ class TrainerOptions(_Options):
             group_std=experimental.group_std,
             rae_decay=experimental.rae_decay,
             alignment_beta=experimental.alignment_beta,
+            penalties_teach=self.penalties_teach,
         )
 
     @property
@@ -520,6 +521,25 @@ class TrainerOptions(_Options):
     def uses_critic(self) -> bool:
         """Whether anything asks for values. They predict the team reward, so in a game with sides nothing does."""
         return self.advantage.estimator_class.needs_critic or (self.offline.mode in _VALUED and not self.sides)
+
+    @property
+    def fits_critic_in_use(self) -> bool:
+        """Whether a critic goes on learning after its warm-up: from rounds, or from V-trace's targets."""
+        return self.uses_critic and (self.advantage.estimator_class.needs_critic or self.offline.mode == "vtrace")
+
+    @property
+    def penalties_teach(self) -> bool:
+        """Whether an advantage below 0, as the estimator gives it, has a part in the loss: it counts itself, or a
+        round's mean is taken away."""
+        return self.objective.negative_weight > 0 or self.advantage.normalization != "none"
+
+    @property
+    def idle_penalties(self) -> list[str]:
+        """Names of the step rewards that push nothing down, though their weight is negative: they are advantages as
+        they are, and one below 0 has no part in the loss. They only take from what a run was better by."""
+        if self.penalties_teach or not self.advantage.estimator_class.adds_step_rewards:
+            return []
+        return [term.reward for term in self.shaping if term.level == "step" and term.weight < 0]
 
     @property
     def needs_behaviour(self) -> bool:
@@ -582,7 +602,11 @@ class TrainerOptions(_Options):
     def _without_effect(self) -> Iterator[tuple[str, str]]:
         """Options that were set and do nothing, and where they would do something."""
         chosen, update, experimental = self.advantage.estimator_class, self.objective.update, self.experimental
-        tables = {"advantage": self.advantage, "experimental": self.experimental, "replay": self.replay}
+        tables: dict[str, _Options] = {
+            "advantage": self.advantage,
+            "experimental": self.experimental,
+            "replay": self.replay,
+        }
         for table, options in tables.items():
             for name in options.model_fields_set - {*chosen.reads}:
                 if readers := [reader for reader, estimator in estimators().items() if name in estimator.reads]:
@@ -590,19 +614,21 @@ class TrainerOptions(_Options):
         for table, name, applies, condition in (
             ("advantage", "contribution", _has_own_baselines(chosen), _own_baselines()),
             ("advantage", "critic", self.uses_critic, "a critic in use"),
+            ("advantage.critic", "shrink", not self.uses_critic or chosen.needs_critic, _with_critic()),
+            ("advantage.critic", "epochs", not self.uses_critic or self.fits_critic_in_use, _fitted()),
             ("replay", "max_staleness", self.replay.share > 0, "replay.share above 0"),
             ("replay", "min_ess", self.replay.share > 0 or self.offline.needs_behaviour, _WEIGHTED),
             ("experimental", "clip_by_length", not experimental.clip_by_length or self.clips_by_length, _MEAN_RATIOS),
             ("experimental", "success_shaping", self.replay.successes > 0, "replay.successes above 0"),
             ("experimental", "critic_loss", self.uses_critic, "a critic in use"),
-            ("experimental", "critic_clip", self.uses_critic, "a critic in use"),
+            ("experimental", "critic_clip", self.fits_critic_in_use, _fitted()),
             ("experimental", "gamma_token", self.granularity == "token", "granularity 'token'"),
             ("experimental", "token_lambda", self.granularity == "token", "granularity 'token'"),
             ("experimental", "schedule", self.objective.kl_target is None, "objective.kl_target 'off'"),
             ("experimental", "logprob_norm", _whole_actions(self.granularity, update), "granularity 'action'"),
             ("experimental", "agent_order", update != "simultaneous", "objective.update 'sequential' or 'alternating'"),
         ):
-            if name in tables[table].model_fields_set and not applies:
+            if name in (tables | {"advantage.critic": self.advantage.critic})[table].model_fields_set and not applies:
                 yield f"{table}.{name}", condition
 
     def _rewards_fit_together(self) -> None:
@@ -691,6 +717,15 @@ def _whole_actions(granularity: Granularity, update: str) -> bool:
 def _has_own_baselines(estimator: type[Estimator]) -> bool:
     """Whether a team's reward may be weighed by agent: each agent, and each round, is compared with itself."""
     return estimator.per_agent and not estimator.keeps_state and not estimator.needs_sides
+
+
+def _with_critic() -> str:
+    names = [name for name, estimator in estimators().items() if estimator.needs_critic]
+    return f"advantage.estimator {' or '.join(map(repr, names))}"
+
+
+def _fitted() -> str:
+    return f"{_with_critic()}, or to offline.mode 'vtrace',"
 
 
 def _own_baselines() -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,9 @@ from trainers.credit.successes import append_successes
 from trainers.credit.units import Units
 from trainers.errors import TrainError
 from trainers.objective.distillation import mean_reverse_kl, options_to_distil, to_teacher
-from trainers.objective.scored_round import ScoredRound, score_round
+from trainers.objective.scored_round import ScoredRound, score_round, without_successes
 from trainers.objective.update_order import UpdateContext, update_in_order, update_order
+from trainers.offline.imitate import DIGEST_LENGTH
 from trainers.offline.phases import BELOW_THRESHOLD, learn_offline
 from trainers.offline.replay_gate import Gated, gate_episodes
 from trainers.policies.policies import Policies
@@ -101,6 +102,19 @@ class MarftTrainer:
     def wait(self) -> None:
         """Returns when all processes that share the work have come here."""
         self.policies.workers.wait()
+
+    def begin_from(self, adapters: Mapping[str, Path], learned_tasks: Collection[str]) -> None:
+        """Another training's adapters in the place of some agents' own; what those learned from is held out no more.
+
+        Args:
+            adapters: agent -> folder.
+            learned_tasks: SHA-256 in hex, of the fields of each task without its id, as JSON, and of `id ` with its id.
+        """
+        for agent, folder in adapters.items():
+            self.policies.load_adapter(agent, folder)
+            learner = self.learners.get(self.policies.adapter_of(agent))
+            if learner is not None:
+                learner.imitated_tasks |= {digest[:DIGEST_LENGTH] for digest in learned_tasks}
 
     # -- stored episodes -----------------------------------------------------------------------------------------
 
@@ -301,7 +315,8 @@ class MarftTrainer:
         Where the estimator compares groups, those of one group join together or not at all, and none that is alone in
         its own: it would be compared with nothing. A run with its forks is one of the fresh ones.
 
-        The draw moves on with every call, and goes on from where it was after a checkpoint is loaded.
+        The draw moves on with every call, and goes on from where it was after a checkpoint is loaded. Those drawn first
+        come first: `update`, where fewer may join than were drawn, takes these.
 
         Args:
             samples_of: of each older episode, what it is a sample of: equal keys were played side by side.
@@ -320,13 +335,14 @@ class MarftTrainer:
         """Which older episodes join a round of `fresh` ones for what they earned: as many as `replay.successes` allows.
 
         Drawn without replacement, with chances in proportion to `weights`; one of weight 0 is never drawn. The draw
-        moves on with every call, as that of `draw_replay`.
+        moves on with every call, and those drawn first come first, as with `draw_replay`.
         """
         weight_N = torch.tensor(weights, dtype=torch.float64)
         count = min(int((weight_N > 0).sum()), self._most_replayed(fresh))
         if not count:
             return []
-        return sorted(torch.multinomial(weight_N, count, generator=self.replay_generator).tolist())
+        drawn: list[int] = torch.multinomial(weight_N, count, generator=self.replay_generator).tolist()
+        return drawn
 
     def _most_replayed(self, fresh: int) -> int:
         """The largest number of older episodes beside `fresh` ones that is not more than their share of all."""
@@ -347,7 +363,8 @@ class MarftTrainer:
         """One on-policy round: fresh trajectories, and a bounded share of older ones, to updated adapters and critics.
 
         Args:
-            replayed: older ones, as `draw_replay` or, with `replay.successes`, `draw_successes` chose them.
+            replayed: older ones, in the order in which `draw_replay` or, with `replay.successes`, `draw_successes`
+                chose them. Where these are too many beside the fresh ones that can be learned from, the first join.
             credited: is told the advantages of every action at the end; not of a round that teaches nothing.
             newest: the version that the adapters are, of which `Action.adapter_version` may be an older one; None: the
                 newest that the fresh trajectories name.
@@ -367,7 +384,7 @@ class MarftTrainer:
             TrainError: not one action can be trained on, or training turns out not to be real (see `checks.reality`).
         """
         started = time.perf_counter()
-        data = self._join(trajectories, replayed)
+        data = self._join(trajectories, replayed, newest=newest)
         judged = data.fresh if self.options.replay.successes else data
         if not judged.items and FLAT in data.drops:
             return self._nothing_learned(data, "no group of this round can say what was better", flat_groups=1.0)
@@ -381,7 +398,7 @@ class MarftTrainer:
             self.policies,
             options=self.options,
             tick_of=self._tick,
-            reread=lambda refused: self._join(trajectories, replayed, refused, read=data),
+            reread=lambda refused: self._join(trajectories, replayed, refused, newest=newest, read=data),
             note=self.credit.note,
             newest=newest,
         )
@@ -408,7 +425,7 @@ class MarftTrainer:
         for agent in self.policies.trained:
             rows = scored.rows_of.get(self.policies.adapter_of(agent), range(len(data.items)))
             agent_rows = [i for i in rows if data.items[i].agent == agent]
-            advantage_U = units.select(estimate.advantage_U, agent_rows)
+            advantage_U = units.select(estimate.advantage_U, without_successes(data, agent_rows, self.options))
             agents[agent] = self._report(
                 agent, [data.items[i] for i in agent_rows], learned, sampling=scored.sampling, advantage_U=advantage_U
             )
@@ -476,12 +493,15 @@ class MarftTrainer:
         fresh: Sequence[Trajectory],
         replayed: Sequence[Trajectory],
         refused_agents: Mapping[str, str] | None = None,
+        *,
+        newest: int | None,
         read: Round | None = None,
     ) -> Round:
         """Fresh and older episodes as one round; of the older ones what the gate lets through.
 
         Args:
             refused_agents: agent -> why its replayed actions say too little; they count as part of the environment.
+            newest: as of `update`; what older calls are behind is counted from it.
             read: the round as it was with these actions, whose episodes no other joins; None: there was none.
         """
         data = self._read(fresh, "on_policy")
@@ -493,25 +513,27 @@ class MarftTrainer:
                 raise TrainError(
                     "older episodes were given, but replay.share is 0, and so is replay.successes: leave them out"
                 )
-            newest: dict[str, int] = {}
+            trained_version = {} if newest is None else dict.fromkeys(self.policies.trained, newest)
             for item in data.items:
-                newest[item.agent] = max(newest.get(item.agent, 0), item.version or 0)
-            gated = self._gate(replayed, newest, replay.successes == 0, tools=_tools_of(fresh))
+                trained_version[item.agent] = max(trained_version.get(item.agent, 0), item.version or 0)
+            gated = self._gate(replayed, trained_version, replay.successes == 0, tools=_tools_of(fresh))
             older = self._read(gated.kept, "replay")
             drops = {**data.drops, **gated.drops}
             for reason, count in older.drops.items():
                 drops[f"replay: {reason}"] = count
             max_replayed = self._most_replayed(len(set(data.tree_E)))  # a tree counts as one run in the loss
-            older_episodes: Sequence[EpisodeItem] = self._within(older.episodes, gated.kept, max_replayed)
+            trajectory_by_id = {trajectory.episode.episode_id: trajectory for trajectory in gated.kept}
+            older_episodes = self._within(older.episodes, trajectory_by_id, max_replayed)
+            # once chosen they stand as they were planned, so that no draw says which calls are learned from together
+            older_episodes.sort(key=lambda episode: _planned_place(trajectory_by_id[episode.episode_id].episode))
             if len(older.episodes) > len(older_episodes):
                 option = "replay.share" if replay.share else "replay.successes"
                 drops[f"replay: episode beyond {option}"] = len(older.episodes) - len(older_episodes)
             if refused_agents:
                 reasons = (refused_agents.get(item.agent) for e in older_episodes for item in e.actions)
                 drops |= Counter(f"replay: action: {reason}" for reason in reasons if reason is not None)
-                read_ids = {e.episode_id for e in older_episodes}
-                read_trajectories = [t for t in gated.kept if t.episode.episode_id in read_ids]
-                older_episodes = self._read(read_trajectories, "replay", refused_agents).episodes
+                chosen = [trajectory_by_id[e.episode_id] for e in older_episodes]
+                older_episodes = list(self._read(chosen, "replay", refused_agents).episodes)
             data = episodes_to_round([*data.episodes, *older_episodes], drops)
         compares_all = self.options.advantage.skip_flat_groups and not replay.successes
         return self._informative(data, read) if compares_all else data
@@ -525,13 +547,14 @@ class MarftTrainer:
         return telling.only(lambda episode: (episode.replayed, episode.episode_id) in chosen, FLAT)
 
     def _within(
-        self, episodes: Sequence[EpisodeItem], trajectories: Sequence[Trajectory], largest_count: int
+        self, episodes: Sequence[EpisodeItem], trajectory_by_id: Mapping[str, Trajectory], largest_count: int
     ) -> list[EpisodeItem]:
-        """As many older episodes as may join; where the estimator compares groups, whole ones of a task and round."""
+        """As many older episodes as may join, those drawn first; where the estimator compares groups, whole ones of a
+        task and round."""
         if not self.credit.estimator.needs_groups or self.options.replay.successes:
             return list(episodes[:largest_count])
-        group_of = {t.episode.episode_id: (t.episode.task_id, t.episode.round) for t in trajectories}
-        groups = rows_by_key([group_of[episode.episode_id] for episode in episodes]).values()
+        stored_episodes = [trajectory_by_id[episode.episode_id].episode for episode in episodes]
+        groups = rows_by_key([(episode.task_id, episode.round) for episode in stored_episodes]).values()
         return [episodes[i] for i in _whole_groups([rows.tolist() for rows in groups], largest_count)]
 
     def _nothing_learned(self, data: Round, reason: str, flat_groups: float | None) -> dict[str, Any]:
@@ -564,8 +587,8 @@ class MarftTrainer:
             **counts,
             **learned[name],
             **sampling[agent].metrics(),
-            "advantage_mean": float(advantage_U.mean()) if items else None,
-            "advantage_std": float(advantage_U.std()) if items else None,
+            "advantage_mean": float(advantage_U.mean()) if len(advantage_U) else None,
+            "advantage_std": float(advantage_U.std()) if len(advantage_U) else None,
         }
 
     # -- shared by all -------------------------------------------------------------------------------------------
@@ -650,12 +673,18 @@ class MarftTrainer:
 
 
 def _whole_groups(groups: Sequence[Sequence[int]], largest_count: int) -> list[int]:
-    """Sorted rows of as many groups as fit into the count, the first ones first, none of them in part."""
+    """The rows of as many groups as fit into the count, the first ones first, none of them in part."""
     kept: list[int] = []
     for rows in groups:
         if len(kept) + len(rows) <= largest_count:
             kept += rows
-    return sorted(kept)
+    return kept
+
+
+def _planned_place(episode: Episode) -> tuple[bool, int, str, int, int, str]:
+    """Where an older episode stands among others: rounds in their order, what was collected before them at the end."""
+    played_round = episode.round or 0
+    return not played_round, played_round, episode.task_id, episode.sample, episode.started_ns, episode.episode_id
 
 
 def _to_lesson(trajectory: Trajectory) -> Trajectory:

@@ -344,6 +344,45 @@ class BridgeConfig(_Options):
             raise ValueError(f"{name[:60]!r} is no folder name under runs/; another place is named with `run`")
         return name
 
+    def _worse_calls_count(self) -> None:
+        """Refuses options of calls that did worse than expected where these have no part in any loss."""
+        trainer = self.train.trainer
+        objective, experimental = trainer.objective, trainer.experimental
+        if objective.negative_weight > 0 or self.train.teacher is not None:  # a teacher's scores count in full
+            return
+        for option, is_idle, condition in (
+            ("experimental.dual_clip", experimental.dual_clip is not None, ""),
+            (
+                "experimental.off_policy_mask",
+                experimental.off_policy_mask is not None and trainer.granularity == "action",
+                " or granularity 'token'",
+            ),
+            (
+                "objective.clip_low",
+                "clip_low" in objective.model_fields_set and objective.update != "sequential",
+                " or update 'sequential'",
+            ),
+        ):
+            if is_idle:
+                raise ValueError(
+                    f"train.trainer.{option} has no effect here: it is about calls that did worse than expected, which "
+                    f"count with objective.negative_weight above 0{condition}, or in rounds of train.teacher"
+                )
+
+    def _older_groups_fit(self) -> None:
+        """Refuses a share of older episodes that no group of samples fits into."""
+        share = self.train.trainer.replay.share
+        if not share or not self.train.trainer.advantage.estimator_class.needs_groups:
+            return
+        fresh = math.floor(self.train.chains_per_round * (1 + self.train.refill_share))
+        older = math.floor(fresh * share / (1 - share) + 1e-9)
+        sizes = [size for size in (self.train.samples_per_task, self.collect.samples_per_task) if size > 1]
+        if sizes and older < min(sizes):
+            raise ValueError(
+                f"train.trainer.replay.share {share:g} lets {older} older episodes join a round, and the samples of a "
+                f"task, {min(sizes)} or more, join together or not at all: raise it, or leave it out"
+            )
+
     @model_validator(mode="after")
     def _options_fit_together(self) -> BridgeConfig:
         trainer = self.train.trainer
@@ -386,6 +425,8 @@ class BridgeConfig(_Options):
             raise ValueError(f"train.progress.agent: {self.train.progress.agent!r} is not in graph.nodes")
         self._learners_have_a_card_each()
         self._rewards_fit_together()
+        self._worse_calls_count()
+        self._older_groups_fit()
         fallback_nodes = set(self.fallback.models if self.fallback is not None else ())
         if unknown_nodes := sorted(fallback_nodes - {*self.graph.nodes, *self.graph.frozen}):
             raise ValueError(f"fallback.models.{unknown_nodes[0]}: not in graph.nodes or graph.frozen")

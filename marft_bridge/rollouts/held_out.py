@@ -108,12 +108,17 @@ def record_learned_tasks(folder: Path, trajectories: Iterable[Trajectory]) -> No
         write_atomically(path, json.dumps({"tasks": sorted(learned)}, indent=1) + "\n")
 
 
-def take_over_learned_tasks(store: TraceStore, folder: Path) -> None:
-    """Adds to a folder's learned.json the tasks that adapters of another run folder, of this store, were trained on."""
+def take_over_learned_tasks(store: TraceStore, folder: Path) -> list[str]:
+    """Adds to a folder's learned.json the tasks that adapters of another run folder, of this store, were trained on.
+
+    Returns:
+        Their digests: SHA-256 in hex, of what each says without its id, and of `id ` with its id.
+    """
     digests = _store_to_learned(store)
     path = folder / LEARNED_FILE
     learned = digests.union(_read_learned(path))
     write_atomically(path, json.dumps({"tasks": sorted(learned)}, indent=1) + "\n")
+    return sorted(digests)
 
 
 def heldout_leaks(store: TraceStore, tasks: Sequence[Task]) -> list[str]:

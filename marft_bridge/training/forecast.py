@@ -164,6 +164,17 @@ def forecast_to_lines(forecast: Forecast) -> list[str]:
     return lines
 
 
+def penalties_to_lines(options: TrainerOptions) -> list[str]:
+    """A line where penalties of single calls push nothing down; none where they do, or there are none."""
+    if not options.idle_penalties:
+        return []
+    names = ", ".join(map(repr, options.idle_penalties))
+    return [
+        f"forecast: with train.trainer.objective.negative_weight 0 a penalty (shaping of level 'step': {names}) only "
+        "takes from what its call's run was better by: set negative_weight above 0 to have it push the call down"
+    ]
+
+
 def forecast_to_refusal(forecast: Forecast) -> str | None:
     """Why rounds would teach nothing, and what to do; None where they should be tried."""
     if forecast.chance is None or forecast.rounds == 0 or forecast.examples_of_others >= ENOUGH_EXAMPLES:
@@ -235,7 +246,9 @@ def _teaches_alone(trajectory: Trajectory, earned: EpisodeRewards, options: Trai
         for call in step.links:
             by_call[call] += step.value
     by_run = [earned.total, *(value for _, value in _private_of(earned))]
-    return options.advantage.estimator_class.teaches_alone(by_call, by_run, options.advantage.normalization)
+    return options.advantage.estimator_class.teaches_alone(
+        by_call, by_run, options.advantage.normalization, penalties_teach=options.penalties_teach
+    )
 
 
 def _to_worth(earned: EpisodeRewards, nodes: Sequence[str], side_of: Mapping[str, str] | None) -> Worth:

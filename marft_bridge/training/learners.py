@@ -96,19 +96,23 @@ class Learners:
         is_heldout: Callable[[Episode], bool],
         checkpoint: Path | None,
         start: Mapping[str, Path],
+        learned_tasks: Sequence[str],
     ) -> MarftTrainer:
         """The trainer, which this process has and all others follow.
 
         Args:
             checkpoint: what the other processes load at once; the caller loads it too. None for a run that begins.
             start: the folder of the adapter that an agent of a run that begins goes on from; all processes load it.
+            learned_tasks: digests of the tasks that these adapters were trained on, see `MarftTrainer.begin_from`.
 
         Raises:
             TrainError: see `MarftTrainer`; LostProcessError where a process did not come.
         """
         here: dict[str, Any] = {"seed": seed, "progress": progress, "lineage": lineage, "is_heldout": is_heldout}
         if self._followers is None:
-            return _begun(MarftTrainer(options, model_dirs, agents, **here), start)
+            trainer = MarftTrainer(options, model_dirs, agents, **here)
+            trainer.begin_from(start, learned_tasks)
+            return trainer
         from trainers.learners.group import workers_on
         from trainers.learners.leader import LeadingTrainer, say_build
 
@@ -126,10 +130,12 @@ class Learners:
             sharers=sharers,
             checkpoint=checkpoint,
             start=start,
+            learned_tasks=learned_tasks,
         )
         workers = workers_on(self._devices[0], sharers)
         trainer = LeadingTrainer(options, model_dirs, agents, workers=workers, calls=self._calls, **here)
-        return _begun(trainer, start)
+        trainer.begin_from(start, learned_tasks)
+        return trainer
 
     def end(self, *, is_done: bool) -> None:
         """Ends all processes that were started here; returns when they are gone.
@@ -206,12 +212,6 @@ def go_on_after_losses(
         notify(f"{loss}; going on from the last update with another one in its place")
         gc.collect()  # a trainer and those who report to it hold each other, and the models with them
         give_back_card_memory()
-
-
-def _begun(trainer: MarftTrainer, start: Mapping[str, Path]) -> MarftTrainer:
-    for agent, folder in start.items():
-        trainer.policies.load_adapter(agent, folder)
-    return trainer
 
 
 def _join(followers: Followers) -> Any:

@@ -16,6 +16,7 @@ from marft_bridge.serving.adapter_registry import AdapterRegistry
 from trace_store.records import Action, Trajectory
 from trainers.batch import forced_tokens, narrows_sampling
 from trainers.checks.reality import check_served, logprob_gap
+from trainers.common.spread import spread_rows
 from trainers.errors import TrainError
 from trainers.policies.policies import Policies
 
@@ -133,11 +134,13 @@ def _shortfall(engine: Sequence[Sequence[float]], trainer: Sequence[Sequence[flo
 
 
 def _comparable(episodes: Sequence[Trajectory], node: str) -> list[Action]:
-    """Some of the node's actions, spread over the episodes, whose log-probs are those of the unrestricted policy."""
+    """Some of the node's actions, spread over its turns and over the episodes, whose log-probs are those of the
+    unrestricted policy."""
     comparable = [
-        action
+        (turn, action)
         for episode in episodes
-        for action in episode.actions
-        if action.node == node and action.trainable and action.temperature and not narrows_sampling(action)
+        for turn, action in enumerate(action for action in episode.actions if action.node == node)
+        if action.trainable and action.temperature and not narrows_sampling(action)
     ]
-    return comparable[:: max(1, len(comparable) // _ACTIONS_PER_NODE)][:_ACTIONS_PER_NODE]
+    turns = [turn for turn, _ in comparable]
+    return [comparable[k][1] for k in spread_rows(turns, _ACTIONS_PER_NODE)]

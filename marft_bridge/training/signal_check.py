@@ -23,6 +23,7 @@ from marft_bridge.training.forecast import (
     forecast_to_advice,
     forecast_to_lines,
     forecast_to_refusal,
+    penalties_to_lines,
     trajectories_to_forecast,
 )
 from trace_store.records import Trajectory
@@ -52,7 +53,7 @@ def check_forecast(
     earlier = read_forecast(path) if resume else None
     goes_on = without_signal or bool(earlier and earlier["without_signal"])
     forecast = trajectories_to_forecast(collected, own_ids, config.graph.nodes, options=config.train)
-    lines = forecast_to_lines(forecast)
+    lines = [*forecast_to_lines(forecast), *penalties_to_lines(config.train.trainer)]
     record = {"phase": FORECAST, "round": 0, "lines": lines, **asdict(forecast), "without_signal": goes_on}
     write_metrics(path, forecast=record, updates=read_metrics(path))
     if not resume:

@@ -92,8 +92,11 @@ def _refuse_two_for_one(rows: Mapping[str, AdapterRow], agents: Mapping[str, Age
             )
 
 
-def refuse_learned_tasks(config: BridgeConfig, heldout_tasks: Sequence[Mapping[str, Any]]) -> None:
+def refuse_learned_tasks(config: BridgeConfig, heldout_tasks: Sequence[Mapping[str, Any]]) -> list[str]:
     """Refuses held-out tasks that the other run learned from, and notes what it did learn from in the own folder.
+
+    Returns:
+        The digests of what the other run learned from, see `take_over_learned_tasks`.
 
     Raises:
         ConfigError: there is such a task.
@@ -106,7 +109,7 @@ def refuse_learned_tasks(config: BridgeConfig, heldout_tasks: Sequence[Mapping[s
                 f"{OPTION}: {first_run.path} learned from {len(leaked)} of the held-out tasks, such as {leaked[0]!r}; "
                 "hold out the same tasks in both runs (graph.tasks, graph.heldout)"
             )
-        take_over_learned_tasks(store, RunFolder(config.run_folder).path)
+        return take_over_learned_tasks(store, RunFolder(config.run_folder).path)
 
 
 def refuse_other_start(config: BridgeConfig, store: TraceStore) -> None:

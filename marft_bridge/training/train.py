@@ -208,8 +208,9 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
                 without_signal=without_signal,
                 reporter=reporter,
             )
+            learned_tasks: Sequence[str] = ()
             if start:
-                refuse_learned_tasks(config, app.heldout_tasks)
+                learned_tasks = refuse_learned_tasks(config, app.heldout_tasks)
                 reporter.say(start_to_text(start, config))
             begin_run(store, TRAIN, "train", config=config, folder=folder)
 
@@ -239,6 +240,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
                     signal=signal,
                     teacher_dir=teacher_dir,
                     start={node: Path(row.path) for node, row in start.items()},
+                    learned_tasks=learned_tasks,
                 ).run()
 
         if is_on_ray:
@@ -335,6 +337,7 @@ class _Training:
         signal: SignalCheck,
         teacher_dir: Path | None,
         start: Mapping[str, Path],
+        learned_tasks: Sequence[str],
     ) -> None:
         self.teacher_dir = teacher_dir
         self.config, self.folder, self.session, self.rollouts = config, folder, session, rollouts
@@ -366,6 +369,7 @@ class _Training:
                 is_heldout=heldout.is_held_out,
                 checkpoint=folder.checkpoint if is_resumed else None,
                 start={} if is_resumed else start,
+                learned_tasks=() if is_resumed else learned_tasks,
             )
         for model in self.trainer.policies.models.values():
             if (line := model.slow_attention()) is not None:

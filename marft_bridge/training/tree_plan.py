@@ -142,7 +142,8 @@ class RoundForks:
         """
         waves = read_waves(self._rules.folder, self._number)
         played_keys = {request.key for request in played}
-        if open_requests := [r for wave in waves for r in self._open_requests(wave) if r.key not in played_keys]:
+        planned = [fork for wave in waves for fork in wave]
+        if open_requests := [r for r in self._open_requests(planned) if r.key not in played_keys]:
             return open_requests
         wave = self._plan_wave(waves)
         if not wave:
@@ -155,15 +156,21 @@ class RoundForks:
 
     # -- what was planned ----------------------------------------------------------------------------------------
 
-    def _open_requests(self, wave: Wave) -> list[EpisodeRequest]:
-        """The forks of a wave that no finished episode answers; none of a run that is erased since."""
+    def _open_requests(self, planned: Sequence[PlannedFork]) -> list[EpisodeRequest]:
+        """The forks, of those planned, that no finished episode answers; none of a run that is erased since."""
+        requests_of_forks = [
+            (fork, fork_to_known_requests(fork, episode))
+            for fork in planned
+            if (episode := self._episodes.get(fork.episode)) is not None
+        ]
+        # asked of the store once for all: it looks through all episodes of the run
+        open_keys = {
+            r.key for r in unfinished_requests(self._store, [r for _, of_fork in requests_of_forks for r in of_fork])
+        }
         requests = []
-        for fork in wave:
-            if (episode := self._episodes.get(fork.episode)) is None:
-                continue
-            keys = {r.key for r in unfinished_requests(self._store, fork_to_known_requests(fork, episode))}
-            if keys:
-                requests += [r for r in self._to_requests(fork) if r.key in keys]
+        for fork, of_fork in requests_of_forks:
+            if any(request.key in open_keys for request in of_fork):
+                requests += [r for r in self._to_requests(fork) if r.key in open_keys]
         return requests
 
     def _to_requests(self, fork: PlannedFork) -> list[EpisodeRequest]:

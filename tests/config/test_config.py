@@ -26,6 +26,7 @@ sides = {{ a = ["x"], b = [{}] }}
 shaping = [{{ reward = "own", level = "agent", weight = 1.0 }}]
 advantage = {{ estimator = "dr_mas" }}
 """
+GROUPS_OF_8 = "[train]\nsamples_per_task = 8\n[train.trainer.advantage]\nestimator = 'rloo'\n"
 TWO = ONE + "[[compare.variants]]\nname = 'b'\n"
 
 
@@ -94,6 +95,22 @@ def test_a_flag_overrides_the_file_and_an_absent_flag_does_not(tmp_path: Path) -
         ),
         (MINIMAL + "[train]\nepisodes_per_round = 9\nsamples_per_task = 2\n", "must be a multiple"),
         (
+            MINIMAL + GROUPS_OF_8 + "[train.trainer.replay]\nshare = 0.07\n",
+            "replay.share 0.07 lets 7 older episodes join a round, and the samples of a task, 8 or more, join together",
+        ),
+        (
+            MINIMAL + "[train.trainer.experimental]\ndual_clip = 3\n",
+            "train.trainer.experimental.dual_clip has no effect here: it is about calls that did worse than expected",
+        ),
+        (
+            MINIMAL + "[train.trainer.experimental]\noff_policy_mask = 0.1\n",
+            "train.trainer.experimental.off_policy_mask has no effect here",
+        ),
+        (
+            MINIMAL + "[train.trainer.objective]\nupdate = 'alternating'\nclip_low = 0.1\n",
+            "train.trainer.objective.clip_low has no effect here",
+        ),
+        (
             MINIMAL + "[train]\nlearners = 2\ndevices = [1]\n",
             "train.devices names 1 card for 2 learners, and each has one: set learners = 1, or name 2",
         ),
@@ -149,9 +166,25 @@ def test_a_missing_and_an_unreadable_file_are_named(tmp_path: Path) -> None:
         toml_to_config(tmp_path / "binary.toml")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        GROUPS_OF_8 + "[train.trainer.replay]\nshare = 0.08\n",  # 64 planned and 32 for flat ones: 8 older at most
+        "[train.trainer.experimental]\ndual_clip = 3\n[train.trainer.objective]\nnegative_weight = 0.1\n",
+        "[train]\nteacher = 'big'\nteacher_rounds = 1\n[train.trainer.experimental]\ndual_clip = 3\n",
+        "[train.trainer]\ngranularity = 'token'\n[train.trainer.experimental]\noff_policy_mask = 0.1\n",
+        "[train.trainer.objective]\nclip_low = 0.1\n",  # it bounds what agents before weigh
+    ],
+)
+def test_what_has_an_effect_is_accepted(tmp_path: Path, text: str) -> None:
+    toml_to_config(config_file(tmp_path, MINIMAL + text))
+
+
 def test_the_example_configuration_is_valid() -> None:
-    for path in (ROOT / "examples").glob("*/bridge.toml"):
-        toml_to_config(path)
+    examples = [path for name in ("*/*.toml", "*/*/bridge.toml") for path in (ROOT / "examples").glob(name)]
+    for path in examples:
+        if "[graph]" in path.read_text():
+            toml_to_config(path)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,14 @@ def table_round(
     episodes = {e: SimpleNamespace(task_id=task) for e, task in zip(episode_of, tasks, strict=True)}
     items = [SimpleNamespace(agent=agent, turn=turn) for agent, turn in zip(agents, turns, strict=True)]
     numbers = tuple(episode_of)
-    return SimpleNamespace(episodes=episodes, episode_A=numbers, tree_A=numbers, items=items, forest=None)
+    return SimpleNamespace(
+        episodes=episodes,
+        episode_A=numbers,
+        tree_A=numbers,
+        items=items,
+        forest=None,
+        is_replayed=lambda _row: False,
+    )
 
 
 def group_keys(estimator: str, tasks: Sequence[str], agents: Sequence[str], turns: Sequence[int]) -> Any:

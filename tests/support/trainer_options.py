@@ -31,7 +31,9 @@ def trainer_options(**options: Any) -> TrainerOptions:
     """
     chosen = TrainerOptions.model_validate(grouped(options))
     advantage, optimizer, objective = chosen.advantage, chosen.optimizer, chosen.objective
-    critic = _with_unset(advantage.critic, shrink=False)
+    critic = advantage.critic
+    if advantage.estimator_class.needs_critic:
+        critic = _with_unset(critic, shrink=False)
     return chosen.model_copy(
         update={
             "advantage": advantage.model_copy(update={"critic": critic}),

@@ -70,6 +70,33 @@ def test_where_fresh_runs_failed_older_groups_still_join_whole(model_dir: Path) 
     assert joined == {"older0", "older2", "older4", "older6"}
 
 
+@pytest.mark.parametrize(
+    ("options", "joined"),
+    [
+        ({"estimator": "gae", "replay": {"share": 0.5}}, ["older2", "older6", "older5", "older7"]),
+        ({"estimator": "rloo", "replay": {"successes": 0.5}}, ["older2", "older6", "older5", "older7"]),
+        # with 3 fresh runs that did not fail 3 may join: the two of task a in round 2, and no part of another group
+        ({"estimator": "rloo", "replay": {"share": 0.5}}, ["older4", "older6"]),
+    ],
+)
+def test_of_older_episodes_that_are_too_many_those_drawn_first_join_as_they_were_planned(
+    model_dir: Path, options: dict[str, Any], joined: list[str]
+) -> None:
+    """Of 8 fresh runs 4 failed, so 4 older ones may join: those that the draw had first, whatever round they are of."""
+    trainer = trainer_of(model_dir, **options)
+    fresh = played(trainer, "fresh", [0.0, 1.0] * 4, ["a"] * 4 + ["b"] * 4)
+    for i in (0, 1, 4, 5):
+        fresh[i] = replace(fresh[i], episode=replace(fresh[i].episode, outcome="failed", reason="test"))
+    if "share" in options["replay"] and options["estimator"] == "rloo":
+        fresh[2] = replace(fresh[2], episode=replace(fresh[2].episode, outcome="failed", reason="test"))
+    earlier = played(trainer, "older", [1.0, 0.0] * 4, ["a", "b"] * 4)
+    older = [replace(e, episode=replace(e.episode, round=1 + i // 4, sample=i)) for i, e in enumerate(earlier)]
+    credited: list[Any] = []
+    trainer.update(fresh, [older[i] for i in (6, 2, 7, 5, 4, 0, 1, 3)], credited.extend)
+    ids = [each.episode_id for each in credited if each.episode_id.startswith("older")]
+    assert list(dict.fromkeys(ids)) == joined
+
+
 def test_the_choice_of_episodes_stands_when_an_agents_older_calls_are_refused(model_dir: Path) -> None:
     """Without the calls of one agent the older runs have fewer links, so discounted they earn otherwise than fresh
     ones of their task, and its group, which was left out as flat, no longer is."""
@@ -101,6 +128,45 @@ def test_a_call_that_earned_something_itself_teaches_though_all_samples_earned_a
     assert trainer.update(runs)["agents"]["reasoner"]["steps"] == 1
     plain = trainer_of(model_dir, estimator="grpo")
     assert plain.teaching_episodes(played(plain, "alike", [1.0] * 4, ["t"] * 4)) == set()
+
+
+@pytest.mark.parametrize(("own", "teaches"), [(-0.5, False), (0.5, True)])
+def test_a_penalty_teaches_nothing_by_itself_where_negative_advantages_do_not_count(
+    model_dir: Path, own: float, teaches: bool
+) -> None:
+    """Four samples that earned alike, whose first calls have half a unit of their own: no group of the actor's says
+    anything, and the reasoner's says something where that is more than 0."""
+    shaping = [{"reward": "own", "level": "step", "weight": 1.0}]
+    trainer = trainer_of(model_dir, estimator="hrpo", shaping=shaping, negative_weight=0.0)
+    runs = [
+        replace(
+            run,
+            rewards=(
+                *run.rewards,
+                Reward(run.episode.episode_id, "own", own, "test", 1, "step", action_id=run.actions[0].action_id),
+            ),
+        )
+        for run in played(trainer, "alike", [1.0] * 4, ["t"] * 4)
+    ]
+    assert len(trainer.teaching_episodes(runs)) == (4 if teaches else 0)
+    learned = trainer.update(runs)
+    assert learned["agents"]["reasoner"]["steps"] == int(teaches)
+    assert learned["critic"]["flat_groups"] == (0.5 if teaches else 1.0)
+    assert ("'reasoner' took no step" in " ".join(learned["warnings"])) != teaches
+
+
+def test_what_a_call_earned_by_itself_reaches_no_call_before_it_in_any_phase(model_dir: Path) -> None:
+    """The team earned 1; the second call has a penalty of half a unit. By hand, with each estimator."""
+    shaping = [{"reward": "own", "level": "step", "weight": 1.0}]
+    earned = {}
+    for estimator in ("hrpo", "dr_mas"):
+        trainer = trainer_of(model_dir, estimator=estimator, shaping=shaping)
+        (run,) = played(trainer, "run", [1.0], ["t"])
+        second = run.actions[1].action_id
+        own = Reward(run.episode.episode_id, "own", -0.5, "test", 1, "step", action_id=second)
+        data = trainer._read([replace(run, rewards=(*run.rewards, own))], "on_policy")
+        earned[estimator] = trainer.credit.returns(data).tolist()
+    assert earned == {"hrpo": [1.0, 0.5], "dr_mas": [0.5, 0.5]}
 
 
 def test_successes_of_an_older_policy_do_not_stop_a_round(model_dir: Path) -> None:

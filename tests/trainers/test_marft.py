@@ -231,7 +231,9 @@ def test_equal_rewards_teach_nothing(model_dir: Path) -> None:
     assert (result["critic"]["value_loss"], result["critic"]["explained_variance"]) == (None, None)
     assert result["critic"]["flat_groups"] == 1.0
     assert result["warnings"] == [
-        f"adapter {agent!r} took no step: it had no gradient, since its advantages were all zero" for agent in AGENTS
+        f"adapter {agent!r} took no step: it had no gradient, since its advantages were all 0, or below 0 where "
+        "objective.negative_weight is 0"
+        for agent in AGENTS
     ]
 
 
@@ -449,6 +451,25 @@ def test_sampling_with_the_trainers_own_policy_gives_the_log_probs_that_it_recom
     action = sample(trainer, "actor", [1, 2, 3], 6, torch.Generator().manual_seed(0))
     assert action.logprobs is not None
     assert trainer.policies.logprobs_of("actor", [action])[0] == pytest.approx(list(action.logprobs), abs=1e-5)
+
+
+@pytest.mark.parametrize("wrong", AGENTS)
+def test_the_engines_log_probs_are_checked_for_each_agent_of_an_adapter(model_dir: Path, wrong: str) -> None:
+    """Of 128 calls that alternate between two agents, one agent's are told 1 nat a token too low."""
+    together = {agent: {"adapter": "team"} for agent in AGENTS}
+    trainer = _trainer(model_dir, agents=together, proximal="engine", mismatch="none", estimator="rae")
+    games = play(trainer, 64, torch.Generator().manual_seed(1), both_low)
+    told = [
+        replace(
+            game,
+            actions=tuple(
+                replace(a, logprobs=tuple(x - float(a.node == wrong) for x in a.logprobs or ())) for a in game.actions
+            ),
+        )
+        for game in games
+    ]
+    with pytest.raises(TrainError, match=f"log-probs of '{wrong}' differ from the trainer's by 1.000 nats"):
+        trainer.update(told)
 
 
 def test_the_engines_log_probs_as_old_ones_give_the_same_update_and_are_checked(tmp_path: Path) -> None:

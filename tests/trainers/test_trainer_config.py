@@ -38,6 +38,17 @@ from trainers.config import MOVED, TrainerOptions
         ({"estimator": "rae", "skip_flat_groups": True}, "skip_flat_groups has no effect here"),
         ({"estimator": "grpo", "offline": {"mode": "filtered"}, "critic": {"hidden": 2}}, "critic has no effect here"),
         (
+            {"estimator": "grpo", "critic": {"shrink": False}},  # it is warmed up, and asked by the offline phase only
+            "advantage.critic.shrink has no effect here: it applies to advantage.estimator 'gae' only",
+        ),
+        (
+            {"estimator": "grpo", "critic": {"epochs": 2}},
+            "advantage.critic.epochs has no effect here: it applies to advantage.estimator 'gae', or to offline.mode "
+            "'vtrace', only",
+        ),
+        ({"estimator": "grpo", "critic_clip": 0.2}, "experimental.critic_clip has no effect here"),
+        ({"estimator": "grpo", "offline": {"mode": "importance"}, "critic_clip": 0.2}, "critic_clip has no effect"),
+        (
             {"granularity": "token", "update": "simultaneous", "logprob_norm": "sum"},
             "logprob_norm has no effect here",
         ),

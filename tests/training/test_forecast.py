@@ -32,10 +32,12 @@ from marft_bridge.training.forecast import (
     forecast_to_advice,
     forecast_to_lines,
     forecast_to_refusal,
+    penalties_to_lines,
     trajectories_to_forecast,
 )
 from marft_bridge.training.signal_check import SignalCheck, check_forecast
 from trace_store.records import RETOKENISED, Reward, Trajectory
+from trainers.config import TrainerOptions
 
 GROUPS = {"samples_per_task": 4, "trainer": {"advantage": {"estimator": "grpo"}}}
 
@@ -190,7 +192,8 @@ PAID_BY_CALL = [{"reward": "paid", "level": "step", "weight": 1.0}]
     ("estimator", "by_call", "is_refused"),
     [
         ("grpo", [0.0, -1.0], True),  # samples of a task that all earned the same
-        ("hrpo", [0.0, -1.0], False),  # the second call is paid as it is
+        ("hrpo", [0.0, 1.0], False),  # the second call is paid as it is
+        ("hrpo", [0.0, -1.0], True),  # with negative_weight 0 nothing is pushed down
         ("hrpo", [0.0, 0.0], True),
         ("mars2", [0.0, -1.0], False),  # the calls of a run are held against each other
         ("mars2", [-1.0, -1.0], True),
@@ -207,6 +210,22 @@ def test_runs_that_all_earned_the_same_are_not_refused_where_the_estimator_learn
     assert (forecast_to_refusal(forecast) is not None) is is_refused
     assert forecast.alone == (0 if is_refused else 32)
     assert ("32 of 32 episodes teach by themselves" in forecast_to_lines(forecast)[0]) is not is_refused
+
+
+@pytest.mark.parametrize(
+    ("estimator", "weight", "negative_weight", "is_said"),
+    [("hrpo", -0.5, 0.0, True), ("hrpo", -0.5, 0.1, False), ("hrpo", 0.5, 0.0, False), ("dr_mas", -0.5, 0.0, False)],
+)
+def test_penalties_of_calls_that_push_nothing_down_are_told_before_training(
+    estimator: str, weight: float, negative_weight: float, is_said: bool
+) -> None:
+    trainer = {
+        "advantage": {"estimator": estimator},
+        "objective": {"negative_weight": negative_weight},
+        "shaping": [{"reward": "idle", "level": "step", "weight": weight}],
+    }
+    lines = penalties_to_lines(TrainerOptions.model_validate(trainer))
+    assert [("'idle'" in line, "set negative_weight above 0" in line) for line in lines] == [(True, True)] * is_said
 
 
 @pytest.mark.parametrize(("normalize", "is_refused"), [("none", False), ("agent", True)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,3 +68,19 @@ def test_a_grammar_that_the_newest_adapter_leans_out_of_is_not_taken_for_the_ada
     assert _served(-0.1, older=-0.1) == {"planner": None}
     with pytest.raises(TrainError, match="the server answered with the version before it"):
         _served(-1.3, older=-1.3)
+
+
+def test_the_calls_that_are_compared_are_of_every_turn() -> None:
+    """Of 32 calls, a draft and its revision by turns, a stride of 4 would meet drafts only."""
+    asked = list[Action]()
+
+    class Noting(_TwoAdapters):
+        def logprobs_of(self, node: str, actions: Sequence[Action], reference: bool = False) -> list[list[float]]:
+            asked.extend(actions)
+            return super().logprobs_of(node, actions, reference)
+
+    draft, revision = (action("planner", (turn,) * 4, adapter_version=2) for turn in range(2))
+    runs = [trajectory(str(number), [draft, revision]) for number in range(16)]
+    served_versions(cast(Any, Noting(-1.5)), cast(Any, _Registry()), runs, newest=2)
+    assert Counter(a.sampled_ids[0] for a in asked if a.sampled_ids) == {0: 8, 1: 8}  # by each of two versions
+    assert len({a.episode_id for a in asked}) == 8

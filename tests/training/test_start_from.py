@@ -9,21 +9,27 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
 from support.school_rig import TASKS, School, save_school_model, school_in
+from support.tiny_policy import AGENTS, make_action, make_trajectory, save_tiny_llama
+from support.trainer_options import trainer_options
 
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.rollouts.held_out import record_learned_tasks, take_over_learned_tasks
 from marft_bridge.runs.named_version import NamedVersion, choose_version, write_named_version
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from marft_bridge.serving.zero_adapter import write_zero_adapter
 from marft_bridge.training.start_adapters import config_to_start
+from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 from trainers.common.files import weights_to_sha256
+from trainers.marft import MarftTrainer
 
 SCHOOL_LORA: dict[str, Any] = {"lora": {"rank": 1, "alpha": 1.0}}  # as `write_zero_adapter` makes them
 OFF: dict[str, Any] = {"trainer": {"offline": {"mode": "off"}}}
@@ -106,6 +112,34 @@ def test_nodes_that_share_an_adapter_cannot_begin_from_two(school: School) -> No
     registry.register("actor", 2, None, metrics={})
     with pytest.raises(ConfigError, match="'reasoner' and 'actor' share the adapter 'team' here, and had different"):
         begun(school, other, agents=shared)
+
+
+def test_the_offline_phase_holds_out_no_task_that_the_other_run_learned_from(tmp_path: Path) -> None:
+    """Of 16 tasks two are held out, by content or, without one, by id; none of the 15 that were learned from there."""
+
+    def runs(tasks: range, *, have_content: bool) -> list[Trajectory]:
+        made = [make_trajectory([make_action("actor", [3], [5])] * 4, 1.0, task_id=f"t{n}") for n in tasks]
+        content = {n: {"id": f"t{n}"} | ({"asks": n} if have_content else {}) for n in tasks}
+        return [replace(e, episode=replace(e.episode, task=content[n])) for n, e in zip(tasks, made, strict=True)]
+
+    model_dir = save_tiny_llama(tmp_path / "model")
+    options = trainer_options(device="cpu", offline={"mode": "filtered", "threshold": 0.0, "epochs": 1})
+    for have_content in (False, True):
+        learned, others = (runs(part, have_content=have_content) for part in (range(15), range(15, 16)))
+        folder = tmp_path / str(have_content)
+        folder.mkdir()
+        record_learned_tasks(folder, learned)
+        with TraceStore.open(folder / "store.duckdb") as store:
+            digests = take_over_learned_tasks(store, tmp_path)
+        trainer = MarftTrainer(options, model_dir, AGENTS, 0)
+        trainer.policies.save_adapter("actor", tmp_path / f"adapter {have_content}")
+        held = {}
+        for begins in (False, True):
+            if begins:
+                trainer = MarftTrainer(options, model_dir, AGENTS, 0)
+                trainer.begin_from({"actor": tmp_path / f"adapter {have_content}"}, digests)
+            held[begins] = trainer.replay([*learned, *others])["agents"]["actor"]["held_out_actions"]
+        assert held == {False: 8, True: 4}  # the one task that is new has four calls
 
 
 @pytest.mark.slow

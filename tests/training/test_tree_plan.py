@@ -21,6 +21,7 @@ from support.duo_rig import COMMON, TASKS, Rig
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.rollouts import episode_plan
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, replaced_attempts
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from marft_bridge.training import tree_plan
@@ -38,6 +39,7 @@ from marft_bridge.training.round_plan import RoundPlan, plan_round
 from marft_bridge.training.tree_metrics import round_to_tree_metrics, tree_metrics_to_text
 from marft_bridge.training.tree_plan import ForkRules, KnownBefore, RoundForks, siblings_of_rounds
 from trace_store.records import BLIND_FORK, RETOKENISED, Trajectory
+from trace_store.store import TraceStore
 from trainers.batch import trajectories_to_round
 
 REASON, ACT = CallSpot("reasoner", 1), CallSpot("actor", 1)
@@ -135,6 +137,24 @@ def test_without_trees_a_round_has_all_its_runs_and_with_them_their_share_in_who
 
 def replace_trees(chosen: BridgeConfig, trees: Any) -> BridgeConfig:
     return chosen.model_copy(update={"train": chosen.train.model_copy(update={"trees": trees})})
+
+
+def test_a_wave_looks_through_the_stored_episodes_no_oftener_for_having_many_forked_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+    finished = episode_plan.finished_keys
+
+    def counted(store: TraceStore, run_id: str) -> Any:
+        asked.append(run_id)
+        return finished(store, run_id)
+
+    monkeypatch.setattr(episode_plan, "finished_keys", counted)
+    play = Play(tmp_path, config(samples=1))
+    play.go_on()
+    # a wave that is planned asks once of the waves before it and once of its own; the last that finds nothing, once
+    assert len(asked) <= 2 * len(play.wave_sizes) + 1
+    assert sum(len(wave) for wave in play.waves()) > len(play.wave_sizes)
 
 
 def test_waves_by_hand(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from trace_store.import_name import load_object
 from trainers.advantages.arrays import Floats, laid_end_to_end
 from trainers.advantages.estimate import BASELINE, Estimate
 from trainers.advantages.group_baselines import Baseline, flat_groups
-from trainers.advantages.returns import returns_by_source, team_rewards
+from trainers.advantages.returns import action_rewards, returns_by_source, team_rewards
 from trainers.advantages.settings import EstimatorSettings, Normalization
 from trainers.batch import Round
 
@@ -82,6 +82,9 @@ class Estimator(ABC):
     early calls of the best run look worse than the late calls of the worst."""
     pays_calls_alone: ClassVar[bool] = False
     """Whether a step reward reaches the call that it arrived with only, and not the calls that this one depended on."""
+    adds_step_rewards: ClassVar[bool] = False
+    """Whether a step reward is added to the advantage of the call that it arrived with as it is, compared with
+    nothing; it reaches no other call then."""
     needs_sides: ClassVar[bool] = False
     """Whether it reads what the other sides of a game earned. Of every other estimator the advantages of a side depend
     on its own rewards only."""
@@ -114,6 +117,8 @@ class Estimator(ABC):
         by_call: Sequence[float],  # noqa: ARG003 - for subclasses, as are the others
         by_run: Sequence[float],  # noqa: ARG003
         normalization: str,  # noqa: ARG003
+        *,
+        penalties_teach: bool,  # noqa: ARG003
     ) -> bool:
         """Whether a run teaches something though nothing that it is compared with earned otherwise.
 
@@ -121,13 +126,22 @@ class Estimator(ABC):
             by_call: what each of its calls earned by itself.
             by_run: what the team and each agent earned by the whole run.
             normalization: of advantages, over a round.
+            penalties_teach: see `EstimatorSettings`.
         """
         return False
 
     @property
     def step_gamma(self) -> float:
         """The discount of a step reward per link of D; 0 leaves it to the call that it arrived with."""
-        return 0.0 if self.pays_calls_alone else self.settings.gamma
+        return 0.0 if self.pays_calls_alone or self.adds_step_rewards else self.settings.gamma
+
+    def compared_by_source(self, round_input: EstimatorInput) -> dict[str, Floats]:
+        """What each action earned of each reward, of those that are compared between samples. [A] each."""
+        earned = round_input.returns_by_source(self.settings.gamma, self.step_gamma)
+        if not self.adds_step_rewards:
+            return earned
+        added = action_rewards(round_input.data)
+        return {name: part_A for name, part_A in earned.items() if name not in added}
 
     @property
     def in_deviations(self) -> bool:
@@ -159,7 +173,7 @@ class BaselineEstimator(Estimator):
     def estimate(self, round_input: EstimatorInput) -> Estimated:
         """See the class."""
         count = len(round_input.data.items)
-        sources = round_input.returns_by_source(self.settings.gamma, self.step_gamma)
+        sources = self.compared_by_source(round_input)
         return_A = sum_of(sources, count)
         baseline = self.baseline(return_A, round_input.data)
         shares = {name: self.baseline(part_A, round_input.data).baseline_A for name, part_A in sources.items()}

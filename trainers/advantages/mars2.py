@@ -36,7 +36,14 @@ class Mars2(BaselineEstimator):
     reads: ClassVar[tuple[str, ...]] = ("skip_flat_groups", "group_std")
 
     @classmethod
-    def teaches_alone(cls, by_call: Sequence[float], by_run: Sequence[float], normalization: str) -> bool:  # noqa: ARG003
+    def teaches_alone(
+        cls,
+        by_call: Sequence[float],
+        by_run: Sequence[float],  # noqa: ARG003
+        normalization: str,  # noqa: ARG003
+        *,
+        penalties_teach: bool,  # noqa: ARG003
+    ) -> bool:
         """Where two of its calls earned differently."""
         return len(set(by_call)) > 1
 

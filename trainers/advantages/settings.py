@@ -22,3 +22,5 @@ class EstimatorSettings:
     group_std: bool = True
     rae_decay: float = 0.95
     alignment_beta: float = 1.0
+    penalties_teach: bool = True
+    """Whether an advantage below 0, before normalisation, has a part in the loss."""

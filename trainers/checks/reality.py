@@ -96,7 +96,10 @@ def check_moved(agent_metrics: Mapping[str, Mapping[str, Any]], lr: Mapping[str,
         if not metrics["tokens"]:
             warnings.append(f"adapter {name!r} had no action to learn from")
         elif norm == 0:
-            warnings.append(f"adapter {name!r} took no step: it had no gradient, since its advantages were all zero")
+            warnings.append(
+                f"adapter {name!r} took no step: it had no gradient, since its advantages were all 0, or below 0 where "
+                "objective.negative_weight is 0"
+            )
         elif not steps:
             warnings.append(f"adapter {name!r} took no step: its update stopped before the first one")
         elif metrics.get("step_share") == 0:

@@ -207,10 +207,8 @@ class Credit:
         groups = self.estimator.groups(data)
         if groups is None:
             raise ValueError(f"estimator {self.estimator.name!r} compares no groups")
-        earned = self._to_estimator_input(data, self._contribution(data), None).returns_by_source(
-            self.options.advantage.gamma, self.estimator.step_gamma
-        )
-        flat_A = flat_groups(sum_of(earned, len(data.items)), groups, self.estimator.samples(data))[1]
+        compared = self.estimator.compared_by_source(self._to_estimator_input(data, self._contribution(data), None))
+        flat_A = flat_groups(sum_of(compared, len(data.items)), groups, self.estimator.samples(data))[1]
         telling = {tree for tree, is_flat in zip(data.tree_A, flat_A.tolist(), strict=True) if not is_flat}
         telling |= self._teaching_alone(data)
         kept_ids = {id(episode) for episode, tree in zip(data.episodes, data.tree_E, strict=True) if tree in telling}
@@ -225,7 +223,8 @@ class Credit:
         mode, trees = self.options.advantage.normalization, set()
         for episode, tree, calls in zip(data.episodes, data.tree_E, by_call, strict=True):
             private = (value for by_agent in episode.rewards.private.values() for value in by_agent.values())
-            if self.estimator.teaches_alone(calls, [episode.rewards.total, *private], mode):
+            by_run = [episode.rewards.total, *private]
+            if self.estimator.teaches_alone(calls, by_run, mode, penalties_teach=self.options.penalties_teach):
                 trees.add(tree)
         return trees
 

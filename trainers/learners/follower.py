@@ -77,8 +77,8 @@ def _build(values: dict[str, Any]) -> MarftTrainer:
         lineage=values["lineage"],
         workers=workers_on(device, values["sharers"]),
     )
-    for agent, folder in values["start"].items():
-        trainer.policies.load_adapter(agent, Path(folder))
+    start = {agent: Path(folder) for agent, folder in values["start"].items()}
+    trainer.begin_from(start, values["learned_tasks"])
     if values["checkpoint"] is not None:
         checkpoint.load(trainer, Path(values["checkpoint"]))
     return trainer

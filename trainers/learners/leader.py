@@ -123,6 +123,7 @@ def say_build(
     sharers: Sequence[int],
     checkpoint: Path | None,
     start: Mapping[str, Path],
+    learned_tasks: Sequence[str],
 ) -> None:
     """Has every follower build the leader's trainer; the arguments are those of `MarftTrainer`.
 
@@ -131,6 +132,7 @@ def say_build(
         sharers: by rank, how many processes share the machine that each is on.
         checkpoint: what all of them load; None for a run that begins.
         start: the folder of the adapter that an agent goes on from, which all of them load.
+        learned_tasks: as of `MarftTrainer.begin_from`.
     """
     values = {
         "options": options_to_values(options),
@@ -142,6 +144,7 @@ def say_build(
         "sharers": list(sharers),
         "checkpoint": None if checkpoint is None else str(checkpoint.absolute()),
         "start": {agent: str(folder.absolute()) for agent, folder in start.items()},
+        "learned_tasks": list(learned_tasks),
     }
     calls.send(BUILD, values)
 

@@ -107,6 +107,7 @@ class PreparedRound:
             factor_A=data.factor_A[rows],
             positive_A=data.positive_A[rows],
             words_A=None if self.words_A is None else self.words_A[rows],
+            success_A=None if data.success_A is None else data.success_A[rows],
             shaped_A=data.success_A[rows] if data.success_A is not None and self._shapes_successes else None,
         )
 

@@ -14,6 +14,7 @@ Shapes: _T one per sampled token of the micro-batch, _A one per action, _U one p
 # ruff: noqa: N803, N806, N815 (shape suffixes)
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -42,15 +43,16 @@ class Scored:
     factor_A: Tensor  # compounded ratio of the agents already updated
     positive_A: Tensor  # 1.0 where the team reward reached nll_threshold
     words_A: Tensor | None
-    shaped_A: Tensor | None = None  # bool: successes of before, with `success_shaping`
+    success_A: Tensor | None = None  # bool: successes of before, of which no figure is told; None: there can be none
+    shaped_A: Tensor | None = None  # bool: likewise, with `success_shaping`
 
 
 def scored_to_loss(scored: Scored, options: TrainerOptions) -> tuple[Tensor, dict[str, float]]:
     """The loss of a micro-batch, and sums over it.
 
     Returns:
-        The loss (a scalar), and: units, clipped (units whose gradient the clip cut), ratio_sum, ratio_max, actions,
-        masked (actions that a mask dropped).
+        The loss (a scalar), and of all but successes of before: units, clipped (units whose gradient the clip cut),
+        ratio_sum, ratio_max; and of all: actions, masked (actions that a mask dropped).
     """
     row_T, experimental = scored.row_T, options.experimental
     log_ratio_U = _log_ratio(scored, options)
@@ -65,7 +67,6 @@ def scored_to_loss(scored: Scored, options: TrainerOptions) -> tuple[Tensor, dic
     if scored.shaped_A is not None:
         shaped_U = _to_units(scored.shaped_A, scored.row_T, options)
         loss_U = torch.where(shaped_U, _shaped_loss(scored, options), loss_U)
-        clipped_U = clipped_U & ~shaped_U
     weight_U, masked = _weights(scored, options)
     loss = (weight_U * loss_U).sum()
     token_share_T = scored.token_share_A[row_T]
@@ -77,11 +78,14 @@ def scored_to_loss(scored: Scored, options: TrainerOptions) -> tuple[Tensor, dic
     if experimental.nll_coef > 0:
         loss = loss - experimental.nll_coef * (token_share_T * scored.positive_A[row_T] * scored.new_T).sum()
     ratio_U = log_ratio_U.detach().exp()
+    if scored.success_A is not None:
+        sampled_U = _to_units(~scored.success_A, row_T, options)
+        ratio_U, clipped_U = ratio_U[sampled_U], clipped_U[sampled_U]
     return loss, {
         "units": float(len(ratio_U)),
         "clipped": float(clipped_U.sum()),
         "ratio_sum": float(ratio_U.sum()),
-        "ratio_max": float(ratio_U.max()),
+        "ratio_max": float(ratio_U.max()) if len(ratio_U) else -math.inf,
         "actions": float(len(scored.share_A)),
         "masked": masked,
     }

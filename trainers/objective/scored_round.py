@@ -18,8 +18,10 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from trainers.advantages.arrays import rows_by_key
 from trainers.batch import ActionItem, Round
 from trainers.checks.reality import logprob_gap
+from trainers.common.spread import spread_rows
 from trainers.config import TrainerOptions
 from trainers.errors import TrainError
 from trainers.policies.policies import Policies
@@ -30,7 +32,7 @@ from trainers.scoring.model import Tick
 from trainers.scoring.passes import scoring_passes
 from trainers.scoring.sampling import Sampling, items_to_sampling, items_to_weights
 
-_SPOT_CHECKS = 8  # actions per adapter and round that are scored again when the engine's log-probs are taken
+_SPOT_CHECKS = 8  # actions per agent and round that are scored again when the engine's log-probs are taken
 _ENGINE_GAP = 0.01  # nats per token; a float32 engine differs by 1e-5, a bfloat16 one by 3e-2
 _UNCORRECTED_GAP = 0.06  # nats per token that nothing need correct for: twice what a bfloat16 engine differs by
 _ONE_SIDED = 0.5  # of a gap: beyond, engine - trainer is mostly positive, as rounding never leaves it
@@ -95,6 +97,12 @@ def score_round(
     return ScoredRound(data, rows_of, old_T, reference_T=reference_T, sampling=sampling)
 
 
+def without_successes(data: Round, rows: Sequence[int], options: TrainerOptions) -> list[int]:
+    """Those of some actions that no success of before is: that one is held against the policy that sampled it, long
+    ago, so it tells neither how far this round moves a policy nor how fresh calls were sampled."""
+    return [i for i in rows if not (options.replay.successes and data.is_replayed(i))]
+
+
 def _rows_of(data: Round, order: Sequence[str], policies: Policies) -> dict[str, list[int]]:
     return {name: data.agents_to_rows(policies.adapters[name].agents) for name in order}
 
@@ -157,10 +165,10 @@ def _old_logprobs(
     for name, rows in rows_of.items():
         learner = policies.learners[name]
         # a success of before is made likelier than when it was sampled, whatever the policy has become since
-        successes = [i for i in rows if options.replay.successes and data.is_replayed(i)]
-        scored = sorted({*rows} - {*successes})
+        scored = without_successes(data, rows, options)
+        successes = sorted({*rows} - {*scored})
         if from_engine:
-            scored = scored[:: max(1, len(scored) // _SPOT_CHECKS)][:_SPOT_CHECKS]
+            scored = _spot_checks(data, scored)
         for i in rows if from_engine else successes:
             old_T[i] = torch.tensor(data.items[i].behaviour, device=learner.model.device)
         tick = tick_of(f"old log-probs {name}", len(scored))
@@ -172,6 +180,15 @@ def _old_logprobs(
     return old_T, computed_T
 
 
+def _spot_checks(data: Round, rows: Sequence[int]) -> list[int]:
+    """Some of an adapter's actions, of each agent by itself, as `_check_engine` judges them; spread over its turns."""
+    chosen: list[int] = []
+    for positions in rows_by_key([data.items[i].agent for i in rows]).values():
+        agent_rows = [rows[position] for position in positions]
+        chosen += [agent_rows[k] for k in spread_rows([data.items[i].turn for i in agent_rows], _SPOT_CHECKS)]
+    return sorted(chosen)
+
+
 def _to_sampling(
     data: Round,
     rows_of: Mapping[str, Sequence[int]],
@@ -179,11 +196,11 @@ def _to_sampling(
     policies: Policies,
     options: TrainerOptions,
 ) -> dict[str, Sampling]:
-    """How engine and trainer differ on what is learned from, by agent."""
+    """How engine and trainer differ on what is learned from, successes of before left out, by agent."""
     sampling = {}
     for name, rows in rows_of.items():
         for agent in policies.adapters[name].agents:
-            agent_rows = [i for i in rows if data.items[i].agent == agent]
+            agent_rows = [i for i in without_successes(data, rows, options) if data.items[i].agent == agent]
             checked = [i for i in agent_rows if i in ours_T]
             sampling[agent] = items_to_sampling(
                 [data.items[i] for i in agent_rows],

@@ -25,13 +25,14 @@ from torch import Tensor
 
 from trainers.advantages.estimate import BASELINE, Estimate
 from trainers.batch import Round
+from trainers.common.spread import spread_rows
 from trainers.config import TrainerOptions
 from trainers.credit.units import Units
 from trainers.objective.adapter_round import AdapterRound
 from trainers.objective.improve import improve, measure
 from trainers.objective.round_rate import advantages_to_rate_share
 from trainers.objective.schedule import rate_factor
-from trainers.objective.scored_round import ScoredRound
+from trainers.objective.scored_round import ScoredRound, without_successes
 from trainers.objective.trust_region import SLACK, information, next_rate
 from trainers.policies.policies import Policies
 from trainers.scoring.model import Tick
@@ -85,9 +86,8 @@ class UpdateContext:
     teacher_T: Sequence[Tensor] | None = None  # by position: a teacher's log-probs, in a round that it scores
 
     def sampled_rows(self, name: str) -> list[int]:
-        """Positions of the adapter's actions whose `old_T` is the policy at the start of the round: not of successes
-        of before, which are held against the policy that sampled them."""
-        return [i for i in self.scored.rows_of[name] if not self._is_success(i)]
+        """Positions of the adapter's actions whose `old_T` is the policy at the start of the round."""
+        return without_successes(self.data, self.scored.rows_of[name], self.options)
 
     def to_adapter_round(self, name: str, factor_A: Tensor, rows: Sequence[int]) -> AdapterRound:
         """What the adapter `name` learns from in these actions, weighted by the adapters before it."""
@@ -111,13 +111,10 @@ class UpdateContext:
             teacher_T=None if self.teacher_T is None else [self.teacher_T[i] for i in rows],
         )
 
-    def _is_success(self, row: int) -> bool:
-        return self.options.replay.successes > 0 and self.data.is_replayed(row)
-
     def _success_A(self, rows: Sequence[int], device: torch.device) -> Tensor | None:  # noqa: N802 - shape suffix
         if self.options.replay.successes == 0:
             return None
-        return torch.tensor([self._is_success(i) for i in rows], dtype=torch.bool, device=device)
+        return torch.tensor([self.data.is_replayed(i) for i in rows], dtype=torch.bool, device=device)
 
 
 def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
@@ -141,13 +138,14 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
         lr = learner.set_rate(_rate_of_round(adapter_round.advantage_U, learner.kl_rate, options) * schedule)
         tick = context.tick_of(f"update {name}", len(rows) * options.optimizer.epochs)
         improved = improve(learner, adapter_round, context.generator, tick=tick, options=options)
-        factor_mean = float(factor_A[rows].mean()) if rows else None
         weighs_others = options.objective.update == "sequential" and len(learned) + 1 < len(rows_of)
-        target = _kl_target(adapter_round.advantage_U, acting, options)
         measured: dict[str, float | None] = {"kl_after": None, "kl_of_call": None, "step_share": None}
         sampled_rows = context.sampled_rows(name)
+        factor_mean = float(factor_A[sampled_rows].mean()) if sampled_rows else None
+        target = _kl_target(adapter_round, acting, options)
         if not weighs_others:  # nothing but the KL is asked, and some of the calls tell it
-            sampled_rows = sampled_rows[:: max(1, math.ceil(len(sampled_rows) / _PROBES))]
+            kinds = [(data.items[i].agent, data.items[i].turn) for i in sampled_rows]
+            sampled_rows = [sampled_rows[k] for k in spread_rows(kinds, _PROBES)]
         if sampled_rows and (weighs_others or target is not None):
             phase = partial(context.tick_of, f"new log-probs {name}", len(sampled_rows))
             sampled_round = context.to_adapter_round(name, factor_A, rows=sampled_rows)
@@ -165,11 +163,15 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
 
 
 def _rate_of_round(advantage_U: Sequence[Tensor], kl_rate: float, options: TrainerOptions) -> float:
-    """The factor of an adapter's rate that a round is worth; with `kl_target`, which looks at the same, its own."""
-    if options.objective.kl_target is not None or not advantage_U:
+    """The factor of an adapter's rate that a round is worth; with `kl_target`, which looks at the same, its own.
+
+    Without `kl_target` what that once made of the rate, in a run that was resumed, has no say.
+    """
+    if options.objective.kl_target is not None:
         return kl_rate
-    negative_weight = options.objective.negative_weight
-    return kl_rate * advantages_to_rate_share(torch.cat(list(advantage_U)).tolist(), negative_weight)
+    if not advantage_U:
+        return 1.0
+    return advantages_to_rate_share(torch.cat(list(advantage_U)).tolist(), options.objective.negative_weight)
 
 
 class _SideFactors:
@@ -206,14 +208,19 @@ def _stands(data: Round) -> list[list[tuple[int, float]]]:
     return [[(e, 1.0)] for e in data.episode_A] if data.forest is None else data.forest.stands_A
 
 
-def _kl_target(advantage_U: Sequence[Tensor], acting: int, options: TrainerOptions) -> float | None:
+def _kl_target(data: AdapterRound, acting: int, options: TrainerOptions) -> float | None:
     """How far an adapter should move in a round, in nats a call: its part of what the round says; None: wherever.
 
+    The policy sampled no success of before, so these are not among all that it sampled. Where none of its own actions
+    was better, they are all that the round has to say, and count.
+
     Args:
-        advantage_U: one tensor per action of the adapter.
         acting: adapters that act in the round: a team moves by about the sum of its agents.
     """
     if options.objective.kl_target is None:
         return None
-    better = [float(part_U.mean()) for part_U in advantage_U]
-    return options.objective.kl_target * information(better) / max(1, acting)
+    mean_A = [float(part_U.mean()) for part_U in data.advantage_U]
+    is_own_A = [True] * len(mean_A) if data.success_A is None else (~data.success_A).tolist()
+    own_means = [mean for mean, is_own in zip(mean_A, is_own_A, strict=True) if is_own]
+    nats = information(own_means) or information(mean_A)
+    return options.objective.kl_target * nats / max(1, acting)

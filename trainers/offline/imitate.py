@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from trainers.batch import ActionItem
+from trainers.common.spread import spread_rows
 from trainers.objective.adapter_round import behaviour_T_of, shares_A_of
 from trainers.objective.trust_region import backtrack
 from trainers.offline.held_out import HeldOutFit, measure_held_out
@@ -41,6 +42,8 @@ _LEAST_HELD = 4  # fewer held-out actions than this say nothing about when to st
 _PROBES = 32  # actions of the policy's own that the KL is measured on, at most
 
 HELD_OUT, KL = "held-out likelihood", "kl"
+DIGEST_LENGTH = 16
+"""Of the digests of tasks in `AdapterLearner.imitated_tasks`, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +135,8 @@ class _Phase:
         self.fitted = sorted(set(range(len(data.items))) - set(self.held))
         learner.imitated_tasks |= {_task_digest(data.task_A[i]) for i in self.fitted}
         self.minibatches = max(1, round(len(self.fitted) / learner.options.offline.minibatch_actions))
-        every = max(1, len(data.own_items) // _PROBES)
-        self.probes = list(data.own_items[::every][:_PROBES])
+        kinds = [(item.agent, item.turn) for item in data.own_items]
+        self.probes = [data.own_items[k] for k in spread_rows(kinds, _PROBES)]
         self.start_T = learner.logprobs(self.probes) if self.probes else []
         self.loss_sum = self.coefficient_sum = 0.0
         self.action_count = self.step_count = 0  # of all epochs, the one that was undone included
@@ -239,13 +242,19 @@ def _hold_out(task_A: Sequence[str], imitated_tasks: Set[str]) -> list[int]:
     """Positions of the actions of one task in eight, of those that were never learned from the lowest by digest.
 
     So most are the same each time. None where they would be too few to say anything.
+
+    Args:
+        task_A: what each task says; its id where it says nothing.
     """
     digests = {task: _task_digest(task) for task in set(task_A)}
-    fresh_tasks = sorted((task for task in digests if digests[task] not in imitated_tasks), key=digests.__getitem__)
+    fresh_tasks = sorted(
+        (task for task, digest in digests.items() if not {digest, _task_digest(f"id {task}")} & imitated_tasks),
+        key=digests.__getitem__,
+    )
     held_tasks = set(fresh_tasks[: len(digests) // _HELD_SHARE])
     held = [i for i, task in enumerate(task_A) if task in held_tasks]
     return held if len(held) >= _LEAST_HELD else []
 
 
 def _task_digest(task: str) -> str:
-    return hashlib.sha256(task.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return hashlib.sha256(task.encode("utf-8", "surrogatepass")).hexdigest()[:DIGEST_LENGTH]

@@ -37,7 +37,7 @@ class AdapterLearner:
         self.workers = workers
         self.parameters = list(model.parameters(adapter).values())
         self.optimizer = self.fresh_optimizer()
-        self.imitated_tasks: set[str] = set()  # digests of those that `offline.imitate` has learned from
+        self.imitated_tasks: set[str] = set()  # digests of those that imitation, or another training, learned from
         self.kl_rate = 1.0  # what `objective.kl_target` has made of `lr`, as a factor
 
     def fresh_optimizer(self) -> torch.optim.AdamW:

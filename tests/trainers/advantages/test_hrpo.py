@@ -42,10 +42,10 @@ def to_round(*runs: Any, shaping: Sequence[ShapingTerm] = (IDLE,)) -> Round:
     return trajectories_to_round(runs, AGENTS, "reward", dict.fromkeys(AGENTS, 32), "on_policy", shaping)
 
 
-def estimated(data: Round, units: int = 1, *, std: bool = False) -> Estimated:
+def estimated(data: Round, units: int = 1, *, std: bool = False, penalties_teach: bool = True) -> Estimated:
     count = len(data.items)
     shown = EstimatorInput(data, (units,) * count, np.ones(count))
-    return Hrpo(EstimatorSettings(group_std=std)).estimate(shown)
+    return Hrpo(EstimatorSettings(group_std=std, penalties_teach=penalties_teach)).estimate(shown)
 
 
 def advantages(data: Round) -> Floats:
@@ -103,6 +103,14 @@ def test_a_group_is_silent_where_its_runs_earned_the_same_and_no_call_anything()
     data = to_round(run(0, [HOST, ROLE], 1.0, {0: 0.0}), run(1, [HOST, ROLE], 1.0, {0: 1.0}))
     assert estimated(data).flat_groups == 0.5  # the host's teaches by its idle line
     np.testing.assert_array_equal(advantages(data), [0, 0, -0.5, 0])
+
+
+def test_a_group_with_nothing_but_penalties_is_silent_where_these_have_no_part_in_the_loss() -> None:
+    data = to_round(run(0, [HOST, ROLE], 1.0, {0: 0.0}), run(1, [HOST, ROLE], 1.0, {0: 1.0, 1: -1.0}))
+    assert estimated(data, penalties_teach=False).flat_groups == 0.5  # the role's teaches by its half a unit
+    np.testing.assert_array_equal(advantages(data), [0, 0, -0.5, 0.5])
+    for by_call, teaches in (([-0.5], False), ([-0.5, 0.5], True), ([0.0], False)):
+        assert Hrpo.teaches_alone(by_call, [1.0], "none", penalties_teach=False) == teaches
 
 
 def test_an_agents_own_reward_of_a_run_is_compared_like_the_teams() -> None:

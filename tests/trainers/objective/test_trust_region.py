@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,10 @@ from support.trainer_options import trainer_options
 
 from trace_store.records import Trajectory
 from trainers import checkpoint
+from trainers.common.spread import spread_rows
 from trainers.marft import MarftTrainer
+from trainers.objective.adapter_round import AdapterRound
+from trainers.objective.improve import measure
 from trainers.objective.trust_region import SLACK, Backtracked, backtrack, information, next_rate
 
 TARGET = 0.2  # of what the rounds below say
@@ -128,6 +132,23 @@ def test_what_is_not_measured_is_none(model_dir: Path) -> None:
             assert metrics[agent]["step_share"] == 1.0
 
 
+def test_how_far_a_shared_adapter_moved_is_measured_on_calls_of_every_agent(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 160 calls that alternate between two agents, 64 are measured."""
+    measured = list[Counter[str]]()
+
+    def noted(learner: Any, data: AdapterRound, *arguments: Any, **options: Any) -> Any:
+        measured.append(Counter(item.agent for item in data.items))
+        return measure(learner, data, *arguments, **options)
+
+    monkeypatch.setattr("trainers.objective.update_order.measure", noted)
+    together = {agent: {"adapter": "team"} for agent in AGENTS}
+    trainer = trainer_of(model_dir, agents=together, kl_target=TARGET)
+    trainer.update(play(trainer, 80, torch.Generator().manual_seed(0), both_low))
+    assert measured == [dict.fromkeys(AGENTS, 32)]
+
+
 def line(distance: Any) -> tuple[torch.Tensor, list[torch.Tensor], Any, list[float]]:
     """A weight that went from 0 to 4, and a KL that is a function of where it is; every place that is asked is kept."""
     weight, asked = torch.tensor([4.0]), list[float]()
@@ -220,13 +241,30 @@ def test_a_checkpoint_keeps_the_rates(model_dir: Path, tmp_path: Path) -> None:
     assert {name: learner.kl_rate for name, learner in resumed.learners.items()} == rates
 
 
+def test_a_run_that_is_resumed_without_a_target_has_the_rate_of_one_that_never_had_it(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(model_dir, kl_target=TARGET)
+    trainer.update(games_of(trainer))
+    assert min(learner.kl_rate for learner in trainer.learners.values()) < 1
+    checkpoint.save(trainer, tmp_path / "checkpoint")
+    resumed, other = trainer_of(model_dir), trainer_of(model_dir)
+    checkpoint.load(resumed, tmp_path / "checkpoint")
+    rates = []
+    for each in (resumed, other):
+        agents = each.update(games_of(trainer))["agents"]
+        rates.append([agents[agent]["lr"] for agent in AGENTS])
+    assert rates[0] == rates[1]
+
+
 def test_what_only_the_kl_is_asked_of_is_measured_on_some_calls(model_dir: Path) -> None:
     """The last adapter of a round weighs nobody after it; its KL is told by 64 of its calls, spread over the round."""
     trainer = trainer_of(model_dir, kl_target=1000.0)
     games = play(trainer, 150, torch.Generator().manual_seed(0), both_low)
     metrics = trainer.update(games)["agents"]
     assert metrics[AGENTS[0]]["kl_of_call"] == pytest.approx(kl_from_outside(trainer, games, AGENTS[0]), rel=1e-3)
-    assert metrics[AGENTS[1]]["kl_of_call"] == pytest.approx(kl_from_outside(trainer, games[::3], AGENTS[1]), rel=1e-3)
+    some = [games[row] for row in spread_rows([0] * 150, 64)]
+    assert metrics[AGENTS[1]]["kl_of_call"] == pytest.approx(kl_from_outside(trainer, some, AGENTS[1]), rel=1e-3)
 
 
 @pytest.mark.slow

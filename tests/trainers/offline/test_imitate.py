@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.tiny_policy import AGENTS, VOCABULARY, make_action, make_trajectory, sample_batch, save_tiny_llama
+from support.tiny_policy import (
+    AGENTS,
+    VOCABULARY,
+    make_action,
+    make_trajectory,
+    play,
+    sample_batch,
+    save_tiny_llama,
+)
 from support.trainer_options import trainer_options
 
 from trace_store.records import Trajectory
 from trainers.checkpoint import load, save
+from trainers.common.spread import spread_rows
 from trainers.marft import MarftTrainer
 from trainers.offline.held_out import measure_held_out
 from trainers.offline.imitate import Demonstrations, _Phase
@@ -138,12 +148,32 @@ def test_a_pass_beyond_the_budget_is_shortened_to_within_it_and_is_the_last(mode
     assert 0 < figures["kl_after"] <= 0.05
     assert figures["epochs"] < 30
     # that of the weights as they are, on one call in four: k3 = e^d - 1 - d
-    probes = [action for episode in episodes[::4] for action in episode.actions]
+    probes = [episodes[row].actions[0] for row in spread_rows([0] * 128, 32)]
     now, start = (trainer.policies.logprobs_of("actor", probes, reference=base) for base in (False, True))
     gaps = [new[0] - old[0] for new, old in zip(now, start, strict=True)]
     assert figures["kl_after"] == pytest.approx(sum(math.expm1(gap) - gap for gap in gaps) / 32, rel=1e-4)
     looser = imitated(trainer_of(model_dir, lr=0.05, epochs=2, kl_budget=1e3, threshold=1.0), episodes)
     assert looser["stopped_by"] is None
+
+
+@pytest.mark.parametrize("count", [24, 64])
+def test_the_budget_is_measured_on_calls_of_every_agent_of_an_adapter(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Their calls alternate: a stride of 4 over 128 of them, or the first 32 of 48, meets one agent only or mostly."""
+    probed = list[Counter[str]]()
+    begin = _Phase.__init__
+
+    def noted(phase: _Phase, learner: AdapterLearner, data: Demonstrations) -> None:
+        begin(phase, learner, data)
+        probed.append(Counter(item.agent for item in phase.probes))
+
+    monkeypatch.setattr(_Phase, "__init__", noted)
+    together = {agent: {"adapter": "team"} for agent in AGENTS}
+    options = trainer_options(device="cpu", agents=together, offline={"mode": "filtered", "epochs": 1})
+    trainer = MarftTrainer(options, model_dir, AGENTS, seed=0)
+    trainer.replay(play(trainer, count, torch.Generator().manual_seed(1), lambda *_: 1.0))
+    assert probed == [{"reasoner": 16, "actor": 16}]
 
 
 def test_too_few_traces_hold_none_out(model_dir: Path) -> None:
