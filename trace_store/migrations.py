@@ -191,13 +191,13 @@ def migrate(
             f"store {name} has schema version {stored_version}, this marft-bridge knows up to {newest_known};"
             " upgrade marft-bridge"
         )
+    if stored_version == 0 and _has_tables(con):
+        raise StoreError(f"store {name} is a DuckDB database that marft-bridge did not make; give another path")
     if stored_version < newest_known and read_only:
         raise StoreError(
             f"store {name} has schema version {stored_version} and needs {newest_known}; open it once for writing,"
             " for example by collecting into it"
         )
-    if stored_version == 0 and _has_tables(con):
-        raise StoreError(f"store {name} is a DuckDB database that marft-bridge did not make; give another path")
     if stored_version == newest_known:
         return newest_known
     con.execute("BEGIN")
