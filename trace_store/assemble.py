@@ -8,7 +8,7 @@ node that was superseded gives actions but no edges.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import cast, get_args
 
@@ -30,6 +30,15 @@ class Incomplete(Exception):  # noqa: N818 - a state to wait in, not an error
 
 def spans_to_trajectory(spans: Sequence[SpanRow]) -> Trajectory:
     """Assemble one trace. Raises Incomplete while spans are missing and Malformed when more would not help."""
+    try:
+        return _assemble(spans)
+    except (Incomplete, Malformed, MemoryError):
+        raise
+    except Exception as error:  # whatever this trace holds, the others do not wait for it
+        raise Malformed(f"cannot be assembled: {type(error).__name__}: {error}") from error
+
+
+def _assemble(spans: Sequence[SpanRow]) -> Trajectory:
     trace = _Trace(spans)
     try:
         edges = executions_to_edges(trace.root.trace_id, trace.executions())
@@ -124,20 +133,29 @@ class _Trace:
 
     @cached_property
     def dropped_attempts(self) -> dict[str, str]:
-        """Span id of each attempt that does not count -> the reason, for training."""
+        """Span id of each attempt that does not count -> the reason, for training.
+
+        What runs inside a node runs again with it, so an attempt counts only where all those around it do: from the
+        outermost namespace inwards, one is chosen among these, and among all where there are none.
+        """
         reasons: dict[str, str] = {}
+        repeated_attempts = []
         for attempts in self._attempts.values():
-            successes = [span for span in attempts if span.status == "ok"]
-            for span in attempts:
-                if successes and span is successes[-1]:
-                    continue
-                if span.status == "ok":
-                    reasons[span.span_id] = "attempt was superseded by a later one"
-                elif span is attempts[-1]:
-                    reasons[span.span_id] = _FAILED
-                else:
-                    reasons[span.span_id] = "attempt failed and was retried"
+            if len(attempts) > 1:
+                repeated_attempts.append(attempts)
+            elif attempts[0].status != "ok":
+                reasons[attempts[0].span_id] = _FAILED
+        for attempts in sorted(repeated_attempts, key=lambda attempts: max(map(self._depth, attempts))):
+            candidates = [span for span in attempts if not self._is_lost_by(reasons, span)] or attempts
+            reasons |= _attempts_to_reasons(attempts, candidates)
         return reasons
+
+    def _depth(self, span: SpanRow) -> int:
+        """The number of node executions around a span."""
+        depth, execution = 0, self.execution_span(span)
+        while execution is not None:
+            depth, execution = depth + 1, self.execution_span(execution)
+        return depth
 
     def drop_reason(self, span: SpanRow) -> str | None:
         """Why a call is not used for training: an attempt that encloses it does not count. None when all of them do."""
@@ -149,24 +167,30 @@ class _Trace:
         return None
 
     @cached_property
-    def _handled_attempts(self) -> set[str]:
-        """Span ids of the attempts that failed for good and whose error handlers ran: the game went on from them."""
+    def _handled_namespaces(self) -> set[str]:
+        """Of the executions whose error handlers ran: where all attempts failed, the game went on from the last one."""
         handlers = (SpanAttributes(span) for attempts in self._attempts.values() for span in attempts)
-        handled = {ns for handler in handlers if (ns := handler.text(c.HANDLES)) is not None}
-        return {attempts[-1].span_id for ns, attempts in self._attempts.items() if ns in handled}
+        return {ns for handler in handlers if (ns := handler.text(c.HANDLES)) is not None}
+
+    def _is_handled(self, attempt: SpanRow) -> bool:
+        return _namespace(attempt) in self._handled_namespaces
 
     def _is_lost(self, span: SpanRow) -> bool:
-        """Whether nothing later depends on a call or a tool: an attempt around it does not count.
+        """Whether nothing later depends on a call or a tool: an attempt around it does not count."""
+        return self._is_lost_by(self.dropped_attempts, span)
+
+    def _is_lost_by(self, reasons: Mapping[str, str], span: SpanRow) -> bool:
+        """As `_is_lost`, of any span, by the reasons of the attempts around it.
 
         A failure counts where the game went on from it: its error handler ran, or that of a node around it; or the
         execution around it ended well, and so has caught it.
         """
         failed, execution = False, self.execution_span(span)
         while execution is not None:
-            reason = self.dropped_attempts.get(execution.span_id)
+            reason = reasons.get(execution.span_id)
             if reason is not None and reason != _FAILED:
                 return True
-            failed = reason is not None and execution.span_id not in self._handled_attempts
+            failed = reason is not None and not self._is_handled(execution)
             execution = self.execution_span(execution)
         return failed
 
@@ -174,13 +198,14 @@ class _Trace:
         """Checkpoint namespace -> execution, with the calls of the attempt that counts."""
         executions: dict[str, Execution] = {}
         for ns, attempts in self._attempts.items():
-            attempt = next((span for span in attempts if span.span_id not in self.dropped_attempts), attempts[-1])
+            reasons = [self.dropped_attempts.get(span.span_id) for span in attempts]
+            attempt = attempts[reasons.index(None if None in reasons else _FAILED)]
             attributes, (outer_execution, tools) = SpanAttributes(attempt), self.surroundings(attempt)
             reads, may_read = _read_namespaces(attributes)
             is_called = attributes.text(c.CALLED_BY) is not None
             is_caught_failure = (
                 self.dropped_attempts.get(attempt.span_id) == _FAILED
-                and attempt.span_id not in self._handled_attempts
+                and not self._is_handled(attempt)
                 and outer_execution is not None
                 and outer_execution.span_id not in self.dropped_attempts
             )
@@ -213,6 +238,27 @@ class _Trace:
                 times = (span.start_ns, max(span.start_ns, span.end_ns))
                 executions[_namespace(execution)].tool_times[span.span_id] = times
         return executions
+
+
+def _attempts_to_reasons(attempts: Sequence[SpanRow], candidates: Sequence[SpanRow]) -> dict[str, str]:
+    """Attempts at one execution, and those of them that may count -> why each does not: all but the last success."""
+    successes = [span.span_id for span in candidates if span.status == "ok"]
+    last_id = candidates[-1].span_id
+    reasons: dict[str, str] = {}
+    is_after = False
+    for span in attempts:
+        if span.span_id in successes[-1:]:
+            pass
+        elif span.status != "ok" and span.span_id == last_id:
+            reasons[span.span_id] = _FAILED
+        elif is_after:
+            reasons[span.span_id] = "attempt lies in one that does not count"
+        elif span.status == "ok":
+            reasons[span.span_id] = "attempt was superseded by a later one"
+        else:
+            reasons[span.span_id] = "attempt failed and was retried"
+        is_after = is_after or span.span_id == last_id
+    return reasons
 
 
 def _span_to_call(span: SpanRow, tools: tuple[str, ...]) -> Call:

@@ -6,11 +6,11 @@ the reason. Lists and objects may be given as JSON text, which is how OpenTeleme
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, Literal
 
 from trace_store import conventions as c
+from trace_store.json_text import read_json
 from trace_store.packed import FLOATS, INTS, text_to_values
 from trace_store.records import SpanRow
 
@@ -206,8 +206,8 @@ class SpanAttributes:
         if not isinstance(value, str):
             return value
         try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
+            return read_json(value)
+        except ValueError:
             raise self._malformed(key, "JSON") from None
 
     def _malformed(self, key: str, expected: str) -> Malformed:

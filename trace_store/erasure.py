@@ -44,6 +44,7 @@ from trace_store.journal import (
     record_of,
     record_to_rewards,
 )
+from trace_store.json_text import read_json
 from trace_store.manifest import (
     Manifest,
     PartFile,
@@ -162,8 +163,8 @@ def _texts_in(value: Any) -> Iterator[str]:
         elif isinstance(value, str):
             parsed = None
             if value[:1] in ("{", "["):
-                with suppress(ValueError, RecursionError):
-                    parsed = json.loads(value)
+                with suppress(ValueError):
+                    parsed = read_json(value)
             if parsed is None:
                 yield value
             else:

@@ -251,10 +251,6 @@ def _spans_to_rows(con: duckdb.DuckDBPyConnection, arrived_spans: dict[tuple[str
             continue
         except Malformed as error:
             refusals.append((trace_id, str(error)))
-        except MemoryError:
-            raise  # not for what the trace holds
-        except Exception as error:  # noqa: BLE001 - whatever this trace holds, the others do not wait for it
-            refusals.append((trace_id, f"cannot be assembled: {type(error).__name__}: {error}"))
     new_trajectories = _insert_trajectories(con, trajectories)
     _insert_refusals(con, refusals)
 

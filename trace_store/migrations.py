@@ -154,6 +154,8 @@ MIGRATIONS = (
     ),
     # No table changes. Lines that an earlier version sets aside come back once this one opens the store.
     Migration(7, "the journal holds rewards that a crash may not part as one line", ()),
+    # No table changes: a file gets the views anew with any migration.
+    Migration(8, "loops of control are counted without forks", ()),
 )
 
 
@@ -191,13 +193,13 @@ def migrate(
             f"store {name} has schema version {stored_version}, this marft-bridge knows up to {newest_known};"
             " upgrade marft-bridge"
         )
+    if stored_version == 0 and _has_tables(con):
+        raise StoreError(f"store {name} is a DuckDB database that marft-bridge did not make; give another path")
     if stored_version < newest_known and read_only:
         raise StoreError(
             f"store {name} has schema version {stored_version} and needs {newest_known}; open it once for writing,"
             " for example by collecting into it"
         )
-    if stored_version == 0 and _has_tables(con):
-        raise StoreError(f"store {name} is a DuckDB database that marft-bridge did not make; give another path")
     if stored_version == newest_known:
         return newest_known
     con.execute("BEGIN")

@@ -247,11 +247,13 @@ CONTROL_RETURNS = View(
 HANDOFF_LOOPS = View(
     "handoff_loops",
     "How often control came back to an agent within an episode (see control_returns), how often without new data, which"
-    " is at least so often where edges are upper bounds, and how often it then said the same as before.",
+    " is at least so often where edges are upper bounds, and how often it then said the same as before; without forks,"
+    " which repeat what came before them.",
     """
     SELECT episode_id, node, count(*) AS returns, count(*) FILTER (WHERE NOT new_data) AS without_new_data,
            count(*) FILTER (WHERE same_answer) AS same_answer
-    FROM control_returns GROUP BY episode_id, node
+    FROM control_returns SEMI JOIN (FROM episodes WHERE fork_action IS NULL) USING (episode_id)
+    GROUP BY episode_id, node
     """,
 )
 

@@ -24,6 +24,7 @@ from marft_bridge.comparison.records import (
 )
 from marft_bridge.rewards.facts import sampled_tokens
 from trace_store import conventions as names
+from trace_store.json_text import read_json
 from trace_store.records import SpanRow
 from trace_store.store import TraceStore
 
@@ -147,12 +148,12 @@ def _tool_text(span: SpanRow) -> str:
 def _tool_calls_to_text(span: SpanRow) -> str:
     """The tool calls of an answer without text, as this recorder writes and wrote them: name and arguments."""
     try:
-        messages = json.loads(span.attributes.get(names.OUTPUT_MESSAGES) or "[]")
+        messages = read_json(span.attributes.get(names.OUTPUT_MESSAGES) or "[]")
         parts = [part for message in messages for part in message.get("parts") or ()]
         calls = [part for part in parts if part.get("type") == "tool_call"]
         calls += [call for message in messages for call in message.get("tool_calls") or ()]
         return "\n".join(f"{call['name']}({_text(call.get('arguments', call.get('args')))})" for call in calls)
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return ""
 
 

@@ -6,7 +6,6 @@ not hold is None, never 0; a node that a variant does not have is absent. The KL
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from marft_bridge.comparison.records import NodeSide
 from marft_bridge.rewards.contract import RunView
 from marft_bridge.rewards.facts import ToolCall, run_to_tool_calls, sampled_tokens
 from trace_store import conventions as names
+from trace_store.json_text import read_json
 from trace_store.records import Action, SpanRow, Trajectory
 
 KlEstimates = Mapping[tuple[str, str], tuple[float | None, int]]
@@ -157,8 +157,8 @@ def _requested_tools(chat_spans: Iterable[SpanRow]) -> Iterator[str]:
     """Names of the tools that answers ask for, as this recorder or the GenAI conventions (parts) write them."""
     for chat_span in chat_spans:
         try:
-            messages: Any = json.loads(chat_span.attributes.get(names.OUTPUT_MESSAGES) or "[]")
-        except (TypeError, ValueError, RecursionError):
+            messages: Any = read_json(chat_span.attributes.get(names.OUTPUT_MESSAGES) or "[]")
+        except (TypeError, ValueError):
             continue
         for message in messages if isinstance(messages, list) else ():
             if isinstance(message, dict):

@@ -32,7 +32,13 @@ from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import REDACTED
 from marft_bridge.replay.divergence import DivergedError, Divergence, prompt_difference
 from marft_bridge.replay.recorded_answers import NOT_MADE, PATIENCE_S
-from marft_bridge.replay.recorded_run import RecordedCall, RecordedRun, RecordedTool, to_comparable_prompt
+from marft_bridge.replay.recorded_run import (
+    RecordedCall,
+    RecordedRun,
+    RecordedTool,
+    load_recorded,
+    to_comparable_prompt,
+)
 from marft_bridge.replay.recorded_tools import RunIt
 from trace_store import conventions as c
 from trace_store.records import Action, Edge, SpanRow
@@ -323,7 +329,7 @@ def actions_to_dependents(edges: Sequence[Edge], action_id: str) -> set[str]:
 
 def _span_to_key(span: OpenSpan) -> tuple[str, list[Any]]:
     """An open call -> its node and its prompt, which it is known by."""
-    prompt = to_comparable_prompt(json.loads(span.attributes[c.INPUT_MESSAGES]))
+    prompt = to_comparable_prompt(load_recorded(span.attributes[c.INPUT_MESSAGES]))
     return str(span.attributes.get(c.NODE) or ""), prompt
 
 

@@ -33,7 +33,7 @@ from marft_bridge.replay.held_threads import (
     read_own_checkpoints,
 )
 from marft_bridge.replay.private_memory import PrivateMemory, memory_of_run, private_memory
-from marft_bridge.replay.recorded_run import RecordedCall, RecordedRun
+from marft_bridge.replay.recorded_run import RecordedCall, RecordedRun, load_recorded
 from marft_bridge.replay.replayed_run import ReplayOptions, replay_run, to_comparable_output
 from marft_bridge.replay.replayed_thread import ReplayedThread
 from trace_store import conventions as c
@@ -281,7 +281,7 @@ def _find_offered_tools(run: RecordedRun, rows: Sequence[SpanRow]) -> dict[str, 
             continue
         node = str(row.attributes.get(c.NODE))
         digests = {digest for name, digest in lineage.items() if name.startswith(f"{ONE_TOOL_OF}{node}/")}
-        for tool in json.loads(definitions) if isinstance(definitions, str) else definitions:
+        for tool in load_recorded(definitions):
             sent = next((form for form in _to_sent_forms(tool) if text_sha256(form) in digests), None)
             if sent is None:
                 raise _NoEntryError(f"the tools that {node} offered its model are not recorded as they were sent")

@@ -25,6 +25,7 @@ from marft_bridge.ingest import langfuse
 from marft_bridge.ingest.errors import IngestError
 from marft_bridge.ingest.otlp import WireSpan
 from marft_bridge.ingest.reading import as_list, as_text
+from trace_store.json_text import read_json
 
 SCOPE = "langfuse-export"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -257,8 +258,8 @@ def _metadata_to_attributes(metadata: Any) -> dict[str, Any]:
     """Metadata as the SDK writes it: an attribute for each entry. A blob export may hold all of it as one text."""
     if isinstance(metadata, str):
         try:
-            metadata = json.loads(metadata)
-        except (ValueError, RecursionError):
+            metadata = read_json(metadata)
+        except ValueError:
             return {langfuse.METADATA: metadata} if metadata else {}
     if not isinstance(metadata, dict):
         return {}

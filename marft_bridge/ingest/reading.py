@@ -6,12 +6,12 @@ Absent is None; a value that cannot be read is absent, and its name is noted in 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trace_store import conventions as c
+from trace_store.json_text import read_json
 
 Kind = Literal["llm", "tool", "agent", "other"]
 
@@ -80,8 +80,8 @@ def parse_json(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return read_json(value)
+    except ValueError:
         return None
 
 

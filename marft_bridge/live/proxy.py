@@ -45,6 +45,7 @@ from marft_bridge.live.wire import (
     body_to_engine,
     body_to_hosted,
 )
+from trace_store.json_text import read_json
 
 MAX_BODY_BYTES = 16 << 20  # bytes
 MAX_PARSED_BYTES = 256 << 20  # memory that a body may take to be parsed
@@ -416,8 +417,8 @@ async def _read_body(request: Request) -> dict[str, Any]:
     if not is_json_within(bytes(content), MAX_PARSED_BYTES):
         raise _Refused(413, "too_large", f"a body that would take more than {MAX_PARSED_BYTES >> 20} MiB of memory")
     try:
-        body = json.loads(content)
-    except (ValueError, RecursionError):
+        body = read_json(content)
+    except ValueError:
         body = None
     if not isinstance(body, dict):
         raise _Refused(400, "invalid_json", "the body is no JSON object")

@@ -12,6 +12,7 @@ import httpx
 
 from marft_bridge.live.split import BASE, CANDIDATE, LiveFile, read_running_file
 from marft_bridge.runs.run_folder import RunFolder
+from trace_store.json_text import read_json
 
 
 def read_live_lines(folder: RunFolder) -> list[str]:
@@ -59,7 +60,7 @@ def _fetch_report(live_file: LiveFile) -> dict[str, Any] | None:
             timeout=5.0,
             trust_env=False,
         )
-        report: dict[str, Any] = answer.json()
+        report: dict[str, Any] = read_json(answer.content)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return None
     return report if answer.status_code == 200 else None

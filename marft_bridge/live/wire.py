@@ -17,6 +17,7 @@ from marft_bridge.common.json_memory import is_json_within
 from marft_bridge.common.server_events import EventReader, event_to_data, replace_data
 from marft_bridge.live.upstream import EngineFailed
 from marft_bridge.model_calls.token_capture import ExactTokens, add_wire_answer
+from trace_store.json_text import read_json
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MAX_EVENT_BYTES = 16 << 20  # bytes of one event of a stream
@@ -279,8 +280,8 @@ def _parse_object(data: bytes) -> dict[str, Any] | None:
     if not is_json_within(data, MAX_PARSED_BYTES):
         return None
     try:
-        body = json.loads(data)
-    except (ValueError, RecursionError):
+        body = read_json(data)
+    except ValueError:
         return None
     return body if isinstance(body, dict) else None
 

@@ -7,7 +7,6 @@ a model's text could make one run for ever, and references out of a schema are n
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +14,8 @@ from typing import Any
 
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
+
+from trace_store.json_text import read_json
 
 _MAX_ANSWER_CHARS = 200_000  # characters of an answer; a longer one is not judged
 _OPTIONAL_CHOICES = (None, "auto", "none")
@@ -65,8 +66,8 @@ def openai_message_fits(declared_format: DeclaredFormat | None, message: Mapping
     calls, is_broken = [], False
     for call in message.get("tool_calls") or ():
         try:
-            calls.append((call["function"]["name"], json.loads(call["function"]["arguments"])))
-        except (ValueError, RecursionError):
+            calls.append((call["function"]["name"], read_json(call["function"]["arguments"])))
+        except ValueError:
             is_broken = True
     return _message_fits(declared_format, message.get("content") or "", calls, is_broken=is_broken)
 
@@ -115,8 +116,8 @@ def _call_fits(declared_format: DeclaredFormat, name: str, arguments: Any) -> bo
 
 def _text_fits(text: str, schema: Any) -> bool | None:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = read_json(text)
+    except ValueError:
         return False
     return isinstance(value, dict) if schema is True else _value_fits(value, schema)
 

@@ -25,6 +25,7 @@ from marft_bridge.recording.value_forms import ValuePath, forms_to_value, is_mes
 from trace_store import conventions as c
 from trace_store.assemble import spans_to_trajectory
 from trace_store.attributes import Malformed
+from trace_store.json_text import read_json
 from trace_store.records import SpanRow, Trajectory
 
 NOT_FINISHED = "TimeoutError: not finished when the run ended"
@@ -190,8 +191,8 @@ class RecordedRun:
     def graph_input(self, classes: Mapping[str, type]) -> tuple[Any, list[str]]:
         """What the graph was given, with objects of the app's `classes`; and what of it is no more than its JSON."""
         is_task = self.root.attributes.get(c.INPUT) is None  # a recorded null is an input: the thread goes on
-        value = dict(self.trajectory.episode.task) if is_task else _load(self.root.attributes[c.INPUT])
-        forms = _load(self.root.attributes.get(c.INPUT_FORMS)) or []
+        value = dict(self.trajectory.episode.task) if is_task else load_recorded(self.root.attributes[c.INPUT])
+        forms = load_recorded(self.root.attributes.get(c.INPUT_FORMS)) or []
         value, lost = forms_to_value(json_to_value(value, forms), forms, classes)
         is_command = self.root.attributes.get(c.INPUT_KIND) == "command"
         if not is_task and (is_command or (self.is_dated and self._resumes_with(value))):
@@ -209,7 +210,7 @@ class RecordedRun:
     @property
     def output(self) -> Any:
         """What the run gave back, as JSON; None where that is not recorded."""
-        return _load(self.root.attributes.get(c.OUTPUT))
+        return load_recorded(self.root.attributes.get(c.OUTPUT))
 
     @property
     def was_cut(self) -> bool:
@@ -219,8 +220,12 @@ class RecordedRun:
         return episode.outcome == "truncated" and episode.reason not in by_itself
 
 
-def _load(text: Any) -> Any:
-    return json.loads(text) if isinstance(text, str) else text
+def load_recorded(text: Any) -> Any:
+    """The value of an attribute that holds JSON, or has been read. Raises GraphError where it cannot be read."""
+    try:
+        return read_json(text) if isinstance(text, str) else text
+    except ValueError as error:
+        raise GraphError(f"replay: a recorded value cannot be read as JSON ({error}); replay another episode") from None
 
 
 def spans_to_run(spans: Sequence[SpanRow]) -> RecordedRun:
@@ -246,7 +251,7 @@ def spans_to_run(spans: Sequence[SpanRow]) -> RecordedRun:
     around_calls = {
         outer for span in spans if span.operation in (c.CHAT, c.INVOKE_AGENT) for outer in tools_around(span, by_id)
     }
-    run_config = _load(root.attributes.get(c.RUN_CONFIG)) or {}
+    run_config = load_recorded(root.attributes.get(c.RUN_CONFIG)) or {}
     run = RecordedRun(trajectory, spans, root, calls=calls, tools=[], run_config=run_config)
     tools = [
         _span_to_tool(span, run, has_calls=span.span_id in around_calls)
@@ -279,7 +284,7 @@ def _span_to_call(
             f"replay: episode {episode_id} was recorded without content, so there is no answer to give back; record it"
             " with record.content = true"
         )
-    prompt_messages = json.loads(prompt) if isinstance(prompt, str) else prompt
+    prompt_messages = load_recorded(prompt)
     if any(not isinstance(message, dict) or "parts" not in message for message in prompt_messages):
         raise GraphError(
             f"replay: the prompts of episode {episode_id} have the form of {span.convention}, which is older than"
@@ -331,7 +336,7 @@ def _span_to_error(span: SpanRow) -> RecordedError | None:
     if span.status != "error":
         return None
     name = str(span.attributes.get(c.ERROR_TYPE) or "Exception").rpartition(".")[2]
-    classes = _load(span.attributes.get(c.ERROR_CLASSES)) or ()
+    classes = load_recorded(span.attributes.get(c.ERROR_CLASSES)) or ()
     status = span.attributes.get(c.HTTP_STATUS)
     text = (span.status_message or "").removeprefix(f"{name}: ")
     return RecordedError(name, text, tuple(classes), http_status=status if isinstance(status, int) else None)
@@ -339,11 +344,9 @@ def _span_to_error(span: SpanRow) -> RecordedError | None:
 
 def attributes_to_answer(attributes: Mapping[str, Any]) -> AIMessage:
     """The attributes of a chat span -> the message that the model gave: its parts, and what is recorded beside them."""
-    messages = attributes[c.OUTPUT_MESSAGES]
-    messages = json.loads(messages) if isinstance(messages, str) else messages
+    messages = load_recorded(attributes[c.OUTPUT_MESSAGES])
     parts = messages[0].get("parts") or [] if messages else []
-    rest = attributes.get(c.ANSWER_REST) or "{}"
-    rest = json.loads(rest) if isinstance(rest, str) else rest
+    rest = load_recorded(attributes.get(c.ANSWER_REST) or "{}")
     texts = [part["content"] for part in parts if part.get("type") == "text"]
     others = [part for part in parts if part.get("type") not in ("text", "tool_call")]
     content: Any = "".join(texts)
@@ -361,7 +364,7 @@ def attributes_to_answer(attributes: Mapping[str, Any]) -> AIMessage:
                 InvalidToolCall(name=name, args=arguments, id=call_id, error=None, type="invalid_tool_call")
             )
     reasons = attributes.get(c.FINISH_REASONS)
-    reasons = json.loads(reasons) if isinstance(reasons, str) and reasons.startswith("[") else reasons
+    reasons = load_recorded(reasons) if isinstance(reasons, str) and reasons.startswith("[") else reasons
     metadata = {
         "model_name": attributes.get(c.RESPONSE_MODEL),
         "finish_reason": reasons[0] if isinstance(reasons, (list, tuple)) and reasons else reasons,
@@ -392,7 +395,7 @@ def _part_to_block(part: Mapping[str, Any]) -> dict[str, Any]:
 
 def _span_to_tool(span: SpanRow, run: RecordedRun, *, has_calls: bool) -> RecordedTool:
     arguments = span.attributes.get(c.TOOL_ARGUMENTS)
-    output, result = _load(span.attributes.get(c.TOOL_OUTPUT)), str(span.attributes.get(c.TOOL_RESULT) or "")
+    output, result = load_recorded(span.attributes.get(c.TOOL_OUTPUT)), str(span.attributes.get(c.TOOL_RESULT) or "")
     if run.is_dated and result.startswith("Command("):  # what it gave back was not recorded; its text looks like one
         output = {"run_again": "Command"}
     error = _span_to_error(span)
@@ -415,7 +418,7 @@ def arguments_to_json(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments)
+        return read_json(arguments)
     except ValueError:
         return arguments
 

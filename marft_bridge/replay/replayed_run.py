@@ -57,6 +57,7 @@ from marft_bridge.replay.recorded_run import (
     RecordedRun,
     RecordedTool,
     arguments_to_json,
+    load_recorded,
     spans_to_ranks,
     to_comparable_prompt,
     tool_to_key,
@@ -227,7 +228,7 @@ class _Replay:
             text = "a model is called where no recorder sees it, in a thread without LangGraph's context"
             raise self.diverged(Divergence("extra call", calling_node(), None, text=text))
         namespace = str(span.attributes.get(c.CHECKPOINT_NS) or "")
-        prompt = to_comparable_prompt(json.loads(self._as_recorded(span, c.INPUT_MESSAGES)))
+        prompt = to_comparable_prompt(load_recorded(self._as_recorded(span, c.INPUT_MESSAGES)))
         call = self.answers.claim(
             str(span.attributes.get(c.NODE) or ""),
             prompt,
@@ -689,8 +690,7 @@ def _compare_tools_offered(recorded: Trajectory, replayed: Trajectory) -> Diverg
 
 
 def _compare_results(run: RecordedRun, root: SpanRow) -> Divergence | None:
-    text = root.attributes.get(c.OUTPUT)
-    now = json.loads(text) if isinstance(text, str) else text
+    now = load_recorded(root.attributes.get(c.OUTPUT))
     difference = value_difference(to_comparable_output(run.output), to_comparable_output(now))
     if difference is None:
         return None

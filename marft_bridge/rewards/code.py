@@ -9,7 +9,6 @@ not run is worth 0; tests that do not parse, and a setup that fails without the 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ from marft_bridge.sandbox.programs import (
     run_in_sandbox,
     strongest_isolation,
 )
+from trace_store.json_text import read_json
 
 MAX_ANSWER = 1_000_000  # characters; more than any model writes, and too much to be a program
 
@@ -111,7 +111,7 @@ def _read_verdicts(text: str) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
         if line.startswith("{"):
             with suppress(ValueError):
-                yield json.loads(line)
+                yield read_json(line)
 
 
 async def code_to_earned(options: CodeOptions, run: RunView) -> list[Earned]:

@@ -6,13 +6,13 @@ no JSON request no tool.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from marft_bridge.rewards.contract import Absent, Earned, RunView
 from trace_store import conventions as names
+from trace_store.json_text import read_json
 from trace_store.records import Action, Edge, RewardScope, SpanRow
 
 
@@ -100,8 +100,8 @@ def _requesting_action(tool: SpanRow, requests: Sequence[tuple[Action, frozenset
 def _requested_call_ids(chat: SpanRow) -> frozenset[str]:
     """Ids of the tool calls in an answer, as this recorder or the GenAI conventions (parts) write them."""
     try:
-        messages = json.loads(chat.attributes.get(names.OUTPUT_MESSAGES) or "[]")
-    except (TypeError, ValueError, RecursionError):
+        messages = read_json(chat.attributes.get(names.OUTPUT_MESSAGES) or "[]")
+    except (TypeError, ValueError):
         return frozenset()
     return frozenset(_tool_call_ids(messages))
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.rewards.contract import Absent, ModelAddress
+from trace_store.json_text import read_json
 
 if TYPE_CHECKING:
     import httpx  # imported late at run time: it takes longer to load than a configuration to read
@@ -183,9 +184,9 @@ async def _fetch_reply(
     if status != HTTPStatus.OK:
         raise _BadStatusError(f"status {status}")
     try:
-        completion = json.loads(content)
+        completion = read_json(content)
         text = completion["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (ValueError, LookupError, TypeError):
         raise ValueError("a reply that is no chat completion") from None
     if not isinstance(text, str):
         raise ValueError("a reply without text")  # noqa: TRY004 - the server's, like every other reply

@@ -18,6 +18,7 @@ from pydantic import Field, field_validator, model_validator
 
 from marft_bridge.common.errors import ConfigError, GraphError
 from marft_bridge.rewards.contract import Absent, Earned, Kind, RewardOptions, RunView
+from trace_store.json_text import read_json
 
 _NUMBER = r"(?:(?<!\d)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 
@@ -136,8 +137,8 @@ async def json_schema(options: JsonSchemaOptions, run: RunView) -> list[Earned]:
     answer = run.answer(options.answer_from)
     if isinstance(answer, str):
         try:
-            answer = json.loads(answer)
-        except (ValueError, RecursionError):
+            answer = read_json(answer)
+        except ValueError:
             return _to_earned(False)
     try:
         return _to_earned(bool(_validator(options).is_valid(answer)))

@@ -15,6 +15,7 @@ import httpx
 
 from marft_bridge.common.errors import ServingError
 from marft_bridge.serving.key_guard import SLEEP_PATH, WAKE_PATH
+from trace_store.json_text import read_json
 
 _Value = TypeVar("_Value")
 _NO_ANSWER = (httpx.HTTPError, RuntimeError)  # httpx raises the latter where `close` was called meanwhile
@@ -105,7 +106,7 @@ class EngineClient:
         """
         response = self._request(method, path, body)
         try:
-            return read(response.json())
+            return read(read_json(response.content))
         except (ValueError, LookupError, TypeError, AttributeError):
             excerpt = " ".join(response.text.split())[:80]
             raise ServingError(
@@ -136,7 +137,7 @@ def _completion_to_gap(content: Any) -> float | None:
 def _error_text(response: httpx.Response) -> str:
     """The server's own message on one line, cut to 600 characters."""
     try:
-        content = response.json()
+        content = read_json(response.content)
         text = str(content["error"]["message"] if "error" in content else content.get("detail", content))
     except (ValueError, KeyError, TypeError, AttributeError):
         text = response.text

@@ -8,7 +8,6 @@ character in it and rich takes none of it for markup.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -22,6 +21,7 @@ from marft_bridge.traces.advantages import Advantages
 from marft_bridge.traces.forks import ForkBranch, ForkedCall, ForkOrigin, worth_to_text
 from marft_bridge.traces.listing import time_to_text, tokens_to_text
 from trace_store import conventions as c
+from trace_store.json_text import read_json
 from trace_store.records import Action, Edge, Reward, SpanRow, Trajectory
 from trace_store.threads import EpisodeLink, LinkKind
 
@@ -273,7 +273,7 @@ def messages_to_texts(messages: Any) -> Iterable[tuple[str, str]]:
     """Recorded messages of any shape -> (role, text); what is not text is shown as JSON."""
     if isinstance(messages, str):
         try:
-            messages = json.loads(messages)
+            messages = read_json(messages)
         except ValueError:
             return [("unknown", messages)]
     roles_and_texts = []

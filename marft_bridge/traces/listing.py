@@ -25,6 +25,7 @@ from marft_bridge.common.terminal_text import print_line, print_table, text_to_l
 from marft_bridge.traces.store_reader import open_for_reading
 from trace_store import conventions as c
 from trace_store.assemble import Incomplete, Malformed, spans_to_trajectory
+from trace_store.json_text import read_json
 from trace_store.store import TraceStore
 from trace_store.threads import EpisodeLink, episodes_to_links
 
@@ -170,7 +171,7 @@ def filters_to_episodes(store: TraceStore, filters: Filters, limit: int) -> list
             *(columns[0], columns[0][:length], *columns[1:], json.loads(tags)),
             *(rewards.get(columns[0], {}), links[columns[0]]),
             {call[0]: call[1] for call in map(tuple, calls or ())},
-            *(first_words(given, json.loads(task)), first_words(what_was_added(gave, given or task), completion)),
+            *(first_words(given, _read_json(task)), first_words(what_was_added(gave, given or task), completion)),
         )
         listed.append(ListedEpisode(*values))
     return listed
@@ -290,7 +291,7 @@ def _read_json(recorded: Any) -> Any:
     if not isinstance(recorded, str):
         return recorded
     try:
-        return json.loads(recorded)
+        return read_json(recorded)
     except ValueError:
         return recorded
 

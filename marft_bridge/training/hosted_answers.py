@@ -32,6 +32,7 @@ from marft_bridge.recording.tool_lineage import tools_to_lineage
 from marft_bridge.replay.recorded_run import attributes_to_answer
 from marft_bridge.training.recorded_chats import UnusableChatError, attributes_to_tools
 from trace_store import conventions as c
+from trace_store.json_text import read_json
 from trace_store.records import FROM_ENGINE, REPLAYED, TOOLS_OF, Action, SpanRow, Trajectory
 
 _PARAMETERS = (
@@ -277,7 +278,10 @@ def _prompt_digest(span: SpanRow | OpenSpan) -> str:
     """The SHA-256 of a call's messages; ids of tool calls, which are drawn anew in each run, count by their order."""
     messages = span.attributes[c.INPUT_MESSAGES]
     if isinstance(messages, str):
-        messages = json.loads(messages)
+        try:
+            messages = read_json(messages)
+        except ValueError:  # such as lists in lists without end: equal where the text is
+            return text_sha256(messages)
     numbers: dict[str, int] = {}
 
     def to_plain(value: Any) -> Any:

@@ -7,7 +7,6 @@ escaped by the templates. Episodes are listed by `traces.listing`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from marft_bridge.runs.learning_curve import LearningPoint, runs_to_points
 from marft_bridge.runs.run_folder import COLLECT, TRAIN
 from trace_store import conventions as c
+from trace_store.json_text import read_json
 from trace_store.records import Episode, SpanRow
 from trace_store.store import TraceStore
 
@@ -289,7 +289,7 @@ def _ids_in(messages: Any) -> Iterator[str]:
     """Every id inside recorded messages: those of messages and those of tool calls, which never coincide."""
     if isinstance(messages, str):
         try:
-            messages = json.loads(messages)
+            messages = read_json(messages)
         except ValueError:
             return
     pending = [messages]

@@ -30,7 +30,7 @@ from marft_bridge.live.wire import CHAT, Answer, body_to_engine
 from marft_bridge.model_calls.clients.anthropic_messages import AnthropicMessages
 from marft_bridge.model_calls.clients.openai_chat import OpenAIChat
 from marft_bridge.model_calls.clients.openai_responses import OpenAIResponses
-from marft_bridge.model_calls.clients.wire import Body, Wire
+from marft_bridge.model_calls.clients.wire import Body, Wire, bytes_to_events
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.model_calls.redirect import make_stand_in
 from marft_bridge.model_calls.request_rules import payload_to_routed
@@ -240,3 +240,15 @@ def test_a_call_in_the_older_form_is_the_call_that_it_is_in_the_newer() -> None:
         recorded = to_message(live.messages[0])
         assert recorded is not None
         assert (recorded["parts"][0]["name"], recorded["parts"][0]["arguments"]) == ("look_up", {"word": "owl"})
+
+
+def test_arguments_of_lists_in_lists_without_end_are_a_text_that_the_model_wrote() -> None:
+    deep = '{"word": ' + "[" * 3_000
+    function = {"name": "look_up", "arguments": deep}
+    whole = {"choices": [{"index": 0, "message": {"content": None, "tool_calls": [{"id": "1", "function": function}]}}]}
+    message: Any = OpenAIChat().answer_to_result(whole).generations[0][0]
+    ((name, arguments),) = [(call["name"], call["args"]) for call in message.message.invalid_tool_calls]
+    assert (name, arguments) == ("look_up", deep)
+    told = json.dumps(AnthropicMessages().chat_to_answer(whole, {"model": "m", "messages": HELLO}))
+    assert json.dumps({"arguments": deep}) in told
+    assert bytes_to_events(f"data: {deep}\n\ndata: {{}}\n\n".encode()) == [{}]

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -38,8 +39,11 @@ from pydantic import BaseModel
 from support.edge_rig import SaysNext, says
 from support.replay_rig import differences, record_runs, replay_all
 
+from marft_bridge.common.errors import GraphError
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
+from marft_bridge.replay.recorded_run import spans_to_run, tool_to_key
 from marft_bridge.replay.replayed_run import GIVEN_UP, ReplayOptions, replay_run
+from trace_store import conventions as c
 
 
 class State(TypedDict, total=False):
@@ -101,6 +105,19 @@ def replayed(tmp_path: Path, graph: Any, options: ReplayOptions | None = None, *
     """What the replay of a recorded team on `graph` does otherwise."""
     (run,) = record_runs(team(says(*ANSWERS), **original), [QUESTION], tmp_path)
     return differences([replay_run(graph, run, options=options or ReplayOptions())])[0]
+
+
+def test_lists_in_lists_without_end_are_arguments_as_a_text_and_no_run_to_play_again(tmp_path: Path) -> None:
+    deep = "[" * 3_000
+    assert deep in tool_to_key({c.TOOL_NAME: "search", c.TOOL_ARGUMENTS: deep})
+    (run,) = record_runs(team(says(*ANSWERS)), [QUESTION], tmp_path)
+    for key, operation in ((c.INPUT_MESSAGES, c.CHAT), (c.OUTPUT_MESSAGES, c.CHAT), (c.RUN_CONFIG, c.INVOKE_WORKFLOW)):
+        spans = [
+            replace(span, attributes=dict(span.attributes) | {key: deep}) if span.operation == operation else span
+            for span in run.spans
+        ]
+        with pytest.raises(GraphError, match="replay: "):
+            spans_to_run(spans)
 
 
 def test_an_unchanged_app_comes_out_the_same_without_asking_its_model(tmp_path: Path) -> None:

@@ -271,6 +271,11 @@ def test_the_tests_are_passed_by_an_answer_that_solves_the_task(wall: Isolation 
     assert len(FORGERIES) + len(ENDLESS) >= 60
 
 
+def test_what_a_tasks_tests_write_besides_ends_no_run(wall: Isolation | None) -> None:
+    writes = "import os\nos.write(2, b'{\"begun\": ' + b'[' * 3000 + b'\\n')"
+    assert value_of("def add(a, b):\n    return a + b\n", [*TESTS, writes], wall) == 1.0
+
+
 @pytest.mark.parametrize("forgery", one_in(5, FORGERIES))
 def test_no_forgery_earns_anything_or_ends_a_run(forgery: str, wall: Isolation | None) -> None:
     assert value_of(forgery, TESTS, wall) == 0.0

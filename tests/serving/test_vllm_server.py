@@ -556,6 +556,8 @@ def test_a_server_that_cannot_be_trained_against_is_refused_when_attaching(tmp_p
         ("<html>an app</html>", "{}"),
         ("[]", "{}"),
         ("{}", "{}"),
+        ("[" * 3_000, "{}"),
+        ('{"data": [{"id": "base"}]}', '{"choices": ' + "[" * 3_000),
         ('{"data": [1]}', "{}"),
         ('{"data": [{}]}', "{}"),
         ('{"data": [{"id": "base"}]}', "<html>an app</html>"),

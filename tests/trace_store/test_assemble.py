@@ -144,6 +144,38 @@ def test_of_two_successful_attempts_the_later_counts() -> None:
     assert trajectory.actions[0].untrainable_reason == "attempt was superseded by a later one"
 
 
+def tool_with_a_subgraph(t: SampleTrace, begin: int, *, node_ok: bool, inner_ok: bool, call: str) -> None:
+    """An attempt at a node whose tool runs a subgraph that makes one call."""
+    node = t.node("outer:1", begin, begin + 50, step=2, after=("a:1",), ok=node_ok)
+    t.tool("search", node, begin + 5, begin + 40)
+    inner = t.node("outer:1|inner:1", begin + 10, begin + 30, step=1, ok=inner_ok, inside=f"search{begin + 5}")
+    t.call(call, inner, begin + 12, begin + 20)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "counts"),
+    [  # whether node and subgraph ended well, in each attempt
+        ((False, True), (True, False), "c2"),  # the tool of the second caught what its subgraph raised
+        ((False, True), (True, True), "c2"),
+        ((False, False), (True, True), "c2"),
+        ((True, True), (False, True), "c1"),
+        ((True, False), (False, True), "c1"),
+    ],
+)
+def test_what_ran_inside_a_node_counts_by_the_attempt_at_the_node(
+    first: tuple[bool, bool], second: tuple[bool, bool], counts: str
+) -> None:
+    t = SampleTrace()
+    t.call("x", t.node("a:1", 10, 20, step=1), 11, 19)
+    tool_with_a_subgraph(t, 100, node_ok=first[0], inner_ok=first[1], call="c1")
+    tool_with_a_subgraph(t, 200, node_ok=second[0], inner_ok=second[1], call="c2")
+    t.call("y", t.node("b:1", 300, 320, step=3, after=("outer:1",)), 301, 319)
+    trajectory = spans_to_trajectory(t.spans())
+    assert edges_of(trajectory) == {("x", counts, "trigger"), (counts, "y", "trigger")}
+    reasons = {action.action_id: action.untrainable_reason for action in trajectory.actions}
+    assert {action for action in ("c1", "c2") if reasons[action] in (None, "attempt failed")} == {counts}
+
+
 def test_a_node_does_not_depend_on_the_subgraph_that_contains_it() -> None:
     t = SampleTrace()
     sub = t.node("sub:1", 10, 90, step=1)

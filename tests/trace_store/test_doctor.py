@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.duo_rig import COMMON, TASKS, Rig
@@ -16,12 +17,12 @@ from support.sample_spans import SampleTrace, chain
 from support.traces_rig import damage, sound_store, store_of, traces
 
 from marft_bridge.rollouts.episode_plan import plan_episodes
-from trace_store import checkup
+from trace_store import assemble, checkup
 from trace_store import conventions as c
 from trace_store.assemble import spans_to_trajectory
 from trace_store.doctor import Fault, conversation_to_faults
 from trace_store.journal import Journal
-from trace_store.records import Reward
+from trace_store.records import Edge, Reward
 from trace_store.store import TraceStore
 
 FIRST = "(SELECT episode_id FROM episodes ORDER BY task_id LIMIT 1)"
@@ -323,6 +324,30 @@ def test_a_trace_that_waits_or_was_refused_with_reason_is_no_fault(path: Path) -
         counts = store.counts()
     assert (counts["waiting"], counts["refusals"]) == (1, 1)
     assert faults(path) == []
+
+
+def test_a_trace_that_breaks_the_assembly_itself_is_told_and_stops_no_check(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = assemble.executions_to_edges
+    unknown = ("e" * 32, first_episode(path)[0])
+
+    def derive(episode_id: str, *rest: Any) -> list[Edge]:
+        if episode_id in unknown:
+            raise KeyError(episode_id)
+        return whole(episode_id, *rest)
+
+    monkeypatch.setattr(assemble, "executions_to_edges", derive)
+    store_of(path, *chain("e" * 32).spans())
+    with TraceStore.open(path, read_only=True) as store:
+        ((reason,),) = store.sql("SELECT reason FROM refusals")
+    assert reason == f"cannot be assembled: KeyError: '{unknown[0]}'"
+    (fault,) = faults(path)
+    assert fault == Fault(
+        "assembly", f"its spans make no episode: cannot be assembled: KeyError: '{unknown[1]}'", unknown[1]
+    )
+    damage(path, "DELETE FROM refusals")
+    assert reason in traces(capsys, "list", "--waiting", "--store", path)[1]
 
 
 def test_adapters_that_acted_or_were_built_on_are_in_the_store(path: Path) -> None:

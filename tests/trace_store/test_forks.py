@@ -80,6 +80,32 @@ def test_figures_of_tasks_and_versions_leave_forks_out(store: TraceStore) -> Non
     assert [row[2] for row in store.sql(QUERIES["failures-by-reason"])] == []
 
 
+def test_a_loop_that_forks_repeat_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "loops.duckdb"
+    fill(path, [loop_spans("loop"), loop_spans("fork1", given_again=3), loop_spans("fork2", given_again=3)])
+    with TraceStore.open(path) as store:
+        assert store.sql("SELECT episode_id, node, returns FROM handoff_loops ORDER BY node") == [
+            (trace_id("loop"), "boss", 1),
+            (trace_id("loop"), "worker", 1),
+        ]
+        assert [row[:3] for row in store.sql(QUERIES["handoff-loops"])] == [("boss", 1, 1), ("worker", 1, 1)]
+        assert store.sql("SELECT count(*) FROM control_returns") == [(6,)]  # what happened in each stays to be seen
+
+
+def loop_spans(name: str, given_again: int = 0) -> list[SpanRow]:
+    """Control goes to and fro between two nodes; a fork gives the first answers again."""
+    sample = SampleTrace(name, START + 200)
+    before: tuple[str, ...] = ()
+    for step, ns in enumerate(("boss:1", "worker:1", "boss:2", "worker:2")):
+        node = sample.node(ns, 100 * step, 100 * step + 50, after=before)
+        replayed = f"call{step}" if step < given_again else None
+        sample.call(f"call{step}", node, 100 * step + 1, 100 * step + 9, REPLAYED_FROM=replayed)
+        before = (ns,)
+    if not given_again:
+        return sample.spans()
+    return sample.spans(PARENT_EPISODE=trace_id("loop"), FORK_ACTION=f"call{given_again}")
+
+
 def test_tokens_and_costs_count_what_was_computed_and_not_what_was_given_again(store: TraceStore) -> None:
     assert store.sql("SELECT node, calls, sampled_tokens FROM tokens_by_node_version ORDER BY node") == [
         ("a", 1, 2),

@@ -304,8 +304,9 @@ def test_an_older_store_is_not_changed_for_reading_only(con: duckdb.DuckDBPyConn
     assert version_of(con) == 0
 
 
-def test_a_foreign_database_is_refused_and_left_alone(con: duckdb.DuckDBPyConnection) -> None:
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_foreign_database_is_refused_and_left_alone(con: duckdb.DuckDBPyConnection, read_only: bool) -> None:
     con.execute("CREATE TABLE mine (x INTEGER)")
     with pytest.raises(StoreError, match="that marft-bridge did not make"):
-        migrate(con, "mine")
+        migrate(con, "mine", read_only=read_only)
     assert con.execute("SELECT table_name FROM duckdb_tables()").fetchall() == [("mine",)]

@@ -161,6 +161,22 @@ def test_waiting_and_refused_traces_say_why(path: Path, capsys: pytest.CaptureFi
     assert listed(capsys, path, "--refused")[0]["why"] == why
 
 
+def test_lists_in_lists_without_end_are_shown_as_the_text_that_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deep = "[" * 3_000  # what a small model says that repeats itself
+    t = SampleTrace("f" * 32)
+    t.call("x", t.node("a:1", 10, 20, step=1), 11, 19, INPUT_MESSAGES=deep, OUTPUT_MESSAGES=deep)
+    said = json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": deep}]}])
+    t.call("y", t.node("b:1", 30, 40, step=2), 31, 39, OUTPUT_MESSAGES=said)
+    path = store_of(tmp_path / "s.duckdb", *t.spans(INPUT=deep, OUTPUT=deep))
+    (row,) = listed(capsys, path)
+    assert str(row["output"]).startswith("[[[")
+    code, out, _ = traces(capsys, "show", "f" * 32, "--store", path)
+    assert code == 0
+    assert "[" * 50 in out
+
+
 def test_a_terminal_gets_a_table_and_how_many_there_are(path: Path) -> None:
     console = terminal(no_color=True, width=80)
     list_episodes(path, Filters(), 2, False, console)

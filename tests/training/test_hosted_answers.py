@@ -15,7 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -44,6 +44,7 @@ from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
 from marft_bridge.runs.run_folder import read_metrics
 from marft_bridge.training.hosted_answers import AnswerPool, trajectories_to_hosted_metrics
+from trace_store import conventions as c
 from trace_store.assemble import spans_to_trajectory
 from trace_store.journal import Journal, read_segment
 from trace_store.records import REPLAYED, Action, SpanRow, Trajectory
@@ -280,6 +281,16 @@ def test_what_was_not_answered_by_a_provider_or_not_as_it_is_recorded_is_no_answ
     rig.pool.add(trajectory, lambda _: rig.spans)  # a given answer is none of the provider's
     assert rig.pool.counts == {"critic": 1}
     assert rig.pool.summary() == "hosted answers: 1 recorded calls can be given again (critic 1); not 1: it is redacted"
+
+
+def test_a_prompt_of_lists_in_lists_without_end_is_known_by_its_text(rig: Rig) -> None:
+    rig.answers[:] = ["too short"]
+    _, trajectory = rig.run(ask(rig), None)
+    deep = {c.INPUT_MESSAGES: "[" * 3_000}
+    spans = [replace(s, attributes=dict(s.attributes) | deep) if s.operation == c.CHAT else s for s in rig.spans]
+    pool = AnswerPool([], only=False)
+    pool.add(trajectory, lambda _: spans)
+    assert pool.counts.total() == len(trajectory.actions) > 0
 
 
 def test_calls_that_another_tracer_recorded_are_compared_by_what_it_holds(rig: Rig, tmp_path: Path) -> None:

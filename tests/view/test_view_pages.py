@@ -196,6 +196,18 @@ def test_tokens_are_shaded_by_what_the_rounds_file_says_and_their_titles_tell_it
     assert "fine" in page.text
 
 
+def test_lists_in_lists_without_end_stop_no_page(tmp_path: Path) -> None:
+    deep = "[" * 3_000
+    t = SampleTrace("f" * 32)
+    t.call(
+        "x", t.node("a:1", 10, 20, step=1), 11, 19, INPUT_MESSAGES=deep, OUTPUT_MESSAGES=deep, SAW_TOOL_RESULTS=["x"]
+    )
+    path = store_of(tmp_path / "s.duckdb", *t.spans(INPUT=deep, OUTPUT=deep))
+    with serving(path) as served:
+        assert "f" * 8 in served.text("/episodes")
+        assert "[[[" in served.text(f"/episode?id={'f' * 32}")
+
+
 def test_texts_of_the_store_are_never_markup(hostile: Served) -> None:
     for path in HOSTILE_PAGES:
         text = hostile.text(path)

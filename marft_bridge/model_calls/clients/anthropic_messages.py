@@ -25,6 +25,7 @@ from marft_bridge.model_calls.clients.wire import (
     refusal,
 )
 from marft_bridge.model_calls.request_rules import move_extras, options_to_openai
+from trace_store.json_text import read_json
 
 _RENAMED_FIELDS = {"messages", "system", "stop_sequences", "tools", "tool_choice", "output_config", "top_k", "thinking"}
 _KEPT_FIELDS = ("model", "temperature", "top_p", "top_k", "max_tokens", "stream")
@@ -224,7 +225,7 @@ def _to_block(call: Body) -> Body:
 def _read_arguments(text: str) -> Any:
     """The arguments of a tool call. What is no JSON object becomes an argument that the tool does not know."""
     try:
-        arguments = json.loads(text or "{}", strict=False)
+        arguments = read_json(text or "{}", strict=False)
     except ValueError:
         return {"arguments": text}
     return arguments if isinstance(arguments, dict) else {"arguments": arguments}

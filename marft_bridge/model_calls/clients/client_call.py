@@ -24,6 +24,7 @@ from marft_bridge.common.library_internals import var_child_runnable_config
 from marft_bridge.model_calls.clients.wire import Body, Wire, bytes_to_events
 from marft_bridge.model_calls.node_prompts import fields_with_prompt
 from marft_bridge.model_calls.token_capture import ExactTokens, TokenListener, hand_over_tokens
+from trace_store.json_text import read_json
 
 
 class CallListener(TokenListener, Protocol):
@@ -143,7 +144,7 @@ class ClientCall:
 
     def _read_parts(self) -> Any:
         stream = b"".join(self._parts)
-        return self.wire.events_to_answer(bytes_to_events(stream)) if self._is_stream else json.loads(stream)
+        return self.wire.events_to_answer(bytes_to_events(stream)) if self._is_stream else read_json(stream)
 
     def end_with(self, read_answer: Callable[[], Body | None]) -> None:
         """Ends the call with an answer in the provider's form; None for a stream that was left early."""

@@ -9,7 +9,6 @@ tokens fails its call.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,6 +26,7 @@ from marft_bridge.model_calls.request_rules import payload_to_routed
 from marft_bridge.model_calls.routing import PROVIDER, Route, Routing, calling_node, current_routing, route_for_call
 from marft_bridge.model_calls.scripted_answer import fixed_tokens
 from marft_bridge.model_calls.token_capture import ExactTokens, add_wire_answer, require_tokens
+from trace_store.json_text import read_json
 
 if TYPE_CHECKING:
     from marft_bridge.model_calls.node_chat_model import NodeChat
@@ -184,7 +184,7 @@ class ServedCall:
 
     def _error_response(self, response: httpx.Response, request: Any, http: ModuleType) -> Any:
         try:
-            body = response.json()
+            body = read_json(response.content)
             message = str((body.get("error") or {}).get("message") or body)
         except (ValueError, AttributeError):
             message = response.text
@@ -209,7 +209,7 @@ class ServedCall:
 
     def _whole_response(self, tokens: ExactTokens, content: bytes, request: Any, http: ModuleType) -> Any:
         try:
-            chat = json.loads(content)
+            chat = read_json(content)
             add_wire_answer(tokens, chat)
             require_tokens(tokens)
             return self._json_response(chat, request, http)
@@ -259,7 +259,7 @@ class _ServedStream:
         if data is None or data == b"[DONE]":
             return
         try:
-            chunk = json.loads(data)
+            chunk = read_json(data)
         except ValueError as error:
             raise self._tokens.malformed_error(f"not JSON ({error})") from error
         if isinstance(chunk, dict) and chunk.get("error"):

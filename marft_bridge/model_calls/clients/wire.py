@@ -16,6 +16,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.common.server_events import EventReader, event_to_data
+from trace_store.json_text import read_json
 
 Body = dict[str, Any]
 """A JSON object."""
@@ -83,7 +84,7 @@ def bytes_to_events(stream: bytes) -> list[Body]:
         text = (event_to_data(event) or b"").decode("utf-8", errors="replace")
         if text.startswith("{"):
             try:
-                events.append(json.loads(text))
+                events.append(read_json(text))
             except ValueError:
                 continue
     return events
@@ -114,7 +115,7 @@ def split_tool_calls(calls: Sequence[tuple[str | None, str, str]]) -> tuple[list
     tool_calls, invalid_calls = [], []
     for call_id, name, text in calls:
         try:
-            arguments = json.loads(text or "{}", strict=False)
+            arguments = read_json(text or "{}", strict=False)
         except ValueError as error:
             invalid_calls.append(
                 InvalidToolCall(name=name, args=text, id=call_id, error=str(error), type="invalid_tool_call")
