@@ -176,7 +176,7 @@ def _render_rubric(options: JudgeOptions, task: Mapping[str, Any] | None) -> str
 
 def _as_json(answer: Any, path: str) -> str:
     try:
-        return json.dumps(answer, ensure_ascii=False, allow_nan=False)
+        return json.dumps(answer, ensure_ascii=False)  # NaN too: it is for the judge to say what it is worth
     except (TypeError, ValueError):
         raise GraphError(f"{path!r} holds a {type(answer).__name__}, which is no text and no JSON") from None
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-from collections.abc import Sequence
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +17,7 @@ from pydantic import Field, field_validator, model_validator
 
 from marft_bridge.common.errors import ConfigError, GraphError
 from marft_bridge.rewards.contract import Absent, Earned, Kind, RewardOptions, RunView
-
-_NUMBER = r"(?:(?<!\d)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
+from marft_bridge.rewards.numbers import EXACT, number_to_text, numbers_in, to_decimal
 
 
 class _AnswerOptions(RewardOptions):
@@ -84,20 +82,23 @@ class NumericOptions(_AnswerOptions):
 
 
 def value_to_text(value: Any, path: str) -> str:
-    """A text as it is, a number as Python writes it, true and false as JSON. Raises GraphError for anything else."""
+    """A text as it is, a number in plain decimals, true and false as JSON. Raises GraphError for anything else."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, (int, float)):
-        return json.dumps(value) if isinstance(value, bool) else str(value)
+        return json.dumps(value) if isinstance(value, bool) else number_to_text(value)
     raise GraphError(f"{path!r} is a {type(value).__name__}, not a text or a number; name a field inside it")
 
 
 async def exact(options: ExactOptions, run: RunView) -> list[Earned]:
     """See `ExactOptions`."""
-    answer = _normalise(value_to_text(run.answer(options.answer_from), options.answer_from), options)
+    answer = run.written_answer(options.answer_from)
     expected = run.expected(options.expected_from)
     accepted = expected if isinstance(expected, (list, tuple)) else [expected]
-    return _to_earned(any(answer == _normalise(value_to_text(e, options.expected_from), options) for e in accepted))
+    accepted_texts = {_normalise(value_to_text(one, options.expected_from), options) for one in accepted}
+    if answer is None:
+        return _to_earned(False)
+    return _to_earned(_normalise(value_to_text(answer, options.answer_from), options) in accepted_texts)
 
 
 def _normalise(text: str, options: ExactOptions) -> str:
@@ -108,7 +109,10 @@ def _normalise(text: str, options: ExactOptions) -> str:
 
 async def regex(options: RegexOptions, run: RunView) -> list[Earned]:
     """See `RegexOptions`. Raises Absent where the search takes longer than `timeout_s`."""
-    text = value_to_text(run.answer(options.answer_from), options.answer_from)
+    answer = run.written_answer(options.answer_from)
+    if answer is None:
+        return _to_earned(False)
+    text = value_to_text(answer, options.answer_from)
     pattern = _compile(options.pattern)
     search = pattern.fullmatch if options.full else pattern.search
     try:  # the standard library's engine cannot be stopped, and would stop everything else meanwhile
@@ -190,27 +194,27 @@ def _schema_to_validator(schema: Any) -> Any:
 
 async def numeric(options: NumericOptions, run: RunView) -> list[Earned]:
     """See `NumericOptions`."""
-    expected = _pick_number(run.expected(options.expected_from), "only", options.expected_from)
+    expected_value = run.expected(options.expected_from)
+    expected = _pick_number(expected_value, "only", path=options.expected_from)
     if expected is None:
         raise GraphError(f"{options.expected_from!r} of task {run.task.get('id')!r} is not one finite number")
-    number = _pick_number(run.answer(options.answer_from), options.pick, options.answer_from)
-    tolerance = max(options.abs_tol, options.rel_tol * abs(expected))
-    return _to_earned(number is not None and abs(number - expected) <= tolerance)
+    answer = run.written_answer(options.answer_from)
+    number = None if answer is None else _pick_number(answer, options.pick, path=options.answer_from)
+    if number is None:
+        return _to_earned(False)
+    # In decimals, since two whole numbers above 2**53 can be one float.
+    tolerances = [Decimal(repr(options.abs_tol)), EXACT.multiply(Decimal(repr(options.rel_tol)), expected.copy_abs())]
+    return _to_earned(EXACT.subtract(number, expected).copy_abs() <= max(tolerances))
 
 
-def _pick_number(value: Any, pick: Literal["last", "first", "only"], path: str) -> float | None:
+def _pick_number(value: Any, pick: Literal["last", "first", "only"], path: str) -> Decimal | None:
     """The picked number, which is finite; None where there is none."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        candidates: Sequence[Any] = [value]
-    else:
-        candidates = [text.replace(",", "") for text in _compile(_NUMBER).findall(value_to_text(value, path))]
+        return to_decimal(value)
+    candidates = numbers_in(value_to_text(value, path))
     if not candidates or (pick == "only" and len(candidates) > 1):
         return None
-    try:
-        number = float(candidates[0 if pick == "first" else -1])
-    except OverflowError:  # an integer beyond any float
-        return None
-    return number if math.isfinite(number) else None
+    return to_decimal(candidates[0 if pick == "first" else -1])
 
 
 def _to_earned(is_correct: bool) -> list[Earned]:

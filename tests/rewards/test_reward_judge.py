@@ -354,6 +354,8 @@ def test_the_judged_thing_is_a_text_or_json(judges: Any) -> None:
     judge = judges(fair(5))
     scored(options(judge), {"plan": ["a"], "done": True})
     assert '\n{"plan": ["a"], "done": true}\n' in judge.asked[0]["messages"][1]["content"]
+    scored(options(judge), {"share": float("nan")})
+    assert '\n{"share": NaN}\n' in judge.asked[1]["messages"][1]["content"]
     with pytest.raises(GraphError, match="'answer' holds a set"):
         scored(options(judge), {1, 2})
     with pytest.raises(Absent, match="no answer"):
