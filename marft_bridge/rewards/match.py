@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
@@ -140,13 +141,26 @@ async def json_schema(options: JsonSchemaOptions, run: RunView) -> list[Earned]:
     answer = run.answer(options.answer_from)
     if isinstance(answer, str):
         try:
-            answer = json.loads(answer)
+            answer = json.loads(answer, parse_constant=_refuse_constant)
         except (ValueError, RecursionError):
             return _to_earned(False)
     try:
-        return _to_earned(bool(_validator(options).is_valid(answer)))
+        return _to_earned(_is_finite(answer) and bool(_validator(options).is_valid(answer)))
     except RecursionError:
         return _to_earned(False)  # nested deeper than anything that a schema means
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a value has no number that JSON cannot write: NaN is neither below a minimum nor above a maximum."""
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def check_schema(options: JsonSchemaOptions) -> None:
@@ -161,6 +175,31 @@ def check_schema(options: JsonSchemaOptions) -> None:
     outside = [ref for ref in _references(validator.schema) if not ref.startswith("#")]
     if outside:
         raise ConfigError(f"rewards.{options.name}: its schema refers to {outside[0]!r}; put it inside, under $defs")
+    _require_targets(validator.schema, options.name)
+
+
+def _require_targets(schema: Any, name: str) -> None:
+    """Raises ConfigError for a `$ref` that leads to nothing: only an answer that gets there would find out."""
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012, specification_with
+
+    dialect = schema.get("$schema") if isinstance(schema, dict) else None
+    specification = specification_with(dialect, default=DRAFT202012) if dialect else DRAFT202012
+    root = Registry().resolver_with_root(specification.create_resource(schema))
+
+    def check(resource: Any, resolver: Any) -> None:
+        inside = resolver.in_subresource(resource)
+        reference = resource.contents.get("$ref") if isinstance(resource.contents, dict) else None
+        if isinstance(reference, str):
+            try:
+                inside.lookup(reference)
+            except Unresolvable:
+                raise ConfigError(f"rewards.{name}: its schema refers to {reference!r}, which is not there") from None
+        for subresource in resource.subresources():
+            check(subresource, inside)
+
+    check(specification.create_resource(schema), root)
 
 
 def _references(schema: Any) -> list[str]:

@@ -89,6 +89,26 @@ def test_json_schema(answer: Any, right: int) -> None:
 
 
 @pytest.mark.parametrize(
+    "answer", ["NaN", "Infinity", "[-Infinity]", "1e999", float("nan"), {"x": [float("inf")]}], ids=str
+)
+def test_what_no_json_can_hold_meets_no_schema(answer: Any) -> None:
+    assert value(run_of(answer), kind="json_schema", answer_from="answer", schema={"not": {"const": 1}}) == 0
+    assert value(run_of("[2, 1e3]"), kind="json_schema", answer_from="answer", schema={"not": {"const": 1}}) == 1
+
+
+def test_references_that_lead_somewhere_inside_are_accepted() -> None:
+    schema = {
+        "$id": "https://example.test/plan",
+        "type": "object",
+        "properties": {"next": {"$ref": "#"}, "name": {"$ref": "#word"}, "$ref": {"const": "#/nowhere"}},
+        "$defs": {"word": {"$anchor": "word", "type": "string"}},
+        "examples": [{"$ref": "#/nowhere"}],
+    }
+    assert value(run_of('{"next": {"name": "a"}}'), kind="json_schema", answer_from="answer", schema=schema) == 1
+    assert value(run_of('{"next": {"name": 1}}'), kind="json_schema", answer_from="answer", schema=schema) == 0
+
+
+@pytest.mark.parametrize(
     ("answer", "expected", "options", "right"),
     [
         ("3 + 4 = 7", 7, {}, 1),
@@ -259,6 +279,8 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: 
     [
         ({"type": "objekt"}, "rewards.json_schema: its schema is none: 'objekt' is not valid"),
         ({"properties": {"a": {"$ref": "http://127.0.0.1:9/x.json"}}}, "refers to 'http://127.0.0.1:9/x.json'"),
+        ({"items": {"$ref": "#/$defs/nope"}}, "its schema refers to '#/$defs/nope', which is not there"),
+        ({"$ref": "#nope"}, "its schema refers to '#nope', which is not there"),
         ("nowhere.json", "rewards.json_schema: cannot read the schema 'nowhere.json'"),
     ],
 )
