@@ -36,7 +36,7 @@ class NeedsResult(Absent):
 class RewardOptions(BaseModel):
     """The options of every `[[rewards]]` table. A kind adds a field `kind` of one literal, and options of its own."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: str = Field(min_length=1)
     """Name of the reward in the store, by which `train.trainer.reward` and `compare.metric` select it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -58,7 +59,14 @@ class Score:
         ]
 
     def add(self, name: str, earned: Sequence[Earned], source: str) -> None:
-        """Adds a reward that was computed; an empty list makes it absent, because it does not apply."""
+        """Adds a reward that was computed; an empty list makes it absent, because it does not apply.
+
+        Raises:
+            RewardFailedError: it is not finite.
+        """
+        for part in earned:
+            if not math.isfinite(part.value):
+                raise RewardFailedError(f"the reward {name!r} is {part.value}, not a finite number")
         if earned:
             self.earned[name], self.sources[name] = list(earned), source
         else:
