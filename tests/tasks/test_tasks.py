@@ -275,3 +275,32 @@ def test_a_flag_says_a_name_or_a_kind_and_where() -> None:
 def test_a_whole_file_of_json_is_not_a_task_a_line(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(json.dumps(ITEMS, indent=1))
     assert "line 1 of" in refusal(str(tmp_path / "t.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["mixes", "needs", "opens", "breaks", "opens_late"])
+def test_a_function_that_fails_is_named_with_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "own_tasks.py").write_text(
+        "def mixes(): return [{'id': 1, 'q': 'a' + 1}]\n"
+        "def needs(x): return []\n"
+        "def opens(): return list(open('nowhere.jsonl'))\n"
+        "def breaks():\n    yield {'id': 1}\n    raise KeyError('boom')\n"
+        "def opens_late():\n    for line in open('nowhere.csv'): yield {}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    errors = {
+        "mixes": "TypeError: can only concatenate str",
+        "needs": "TypeError: needs() missing 1 required",
+        "opens": "FileNotFoundError: [Errno 2] No such file or directory: 'nowhere.jsonl'",
+        "breaks": "KeyError: 'boom'",
+        "opens_late": "FileNotFoundError: [Errno 2] No such file or directory: 'nowhere.csv'",
+    }
+    assert refusal(f"own_tasks.py:{name}").startswith(f"graph.tasks: 'own_tasks.py:{name}' failed: {errors[name]}")
+
+
+@pytest.mark.parametrize("name", ["tasks.csv", "tasks.json", "TASKS.JSONL", "data/tasks.txt", "./tasks"])
+def test_another_file_is_told_which_files_can_be_read(name: str) -> None:
+    assert refusal(name).startswith(
+        f"graph.tasks: {name!r} is no file of tasks: those end in .jsonl, .jsonl.gz or .parquet"
+    )
