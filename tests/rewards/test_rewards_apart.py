@@ -66,6 +66,26 @@ def test_each_reward_has_a_task_of_its_own(tmp_path: Path) -> None:
     assert task == {"id": "t1", "answer": 12, "tools": ["search", "calc"]}
 
 
+def test_what_a_reward_changes_in_the_final_state_no_other_reward_sees() -> None:
+    def change(_task: Any, state: Any) -> float:
+        state["answer"] = "12"
+        state["steps"][0]["done"].append(2)
+        state["seen"].add(3)
+        return 1.0
+
+    marker = object()
+    state: dict[str, Any] = {"answer": "wrong", "steps": ({"done": [1]},), "seen": {1}, "client": marker}
+    state["itself"] = state
+    right = table(kind="exact", answer_from="answer", expected_from="answer")
+    assert score(example_run(result=state), right, function=(change, "mine:reward")).team == {"reward": 1.0, "exact": 0}
+    assert (state["answer"], state["steps"], state["seen"]) == ("wrong", ({"done": [1]},), {1})
+
+    def shares(_task: Any, given: Any) -> float:
+        return float(given["client"] is marker and given["itself"] is given)
+
+    assert score(example_run(result=state), function=(shares, "mine:reward")).team == {"reward": 1.0}
+
+
 def test_a_number_that_is_not_finite_ends_its_episode_whatever_the_kind() -> None:
     great = table(kind="composite", name="great", weights={"step_count": 1e308, "tokens": 1e308})
     with pytest.raises(RewardFailedError, match="the reward 'great' is inf, not a finite number"):
