@@ -15,6 +15,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from weakref import WeakValueDictionary
@@ -164,7 +165,8 @@ async def _cached_or_requested_score(
             score, reason = await request_score(options, address, rubric, judged_text=judged_text)
             # The episode is for `traces erase`: what the judge wrote is about that one.
             content = {"score": score, "reason": reason, "judge": address.model, EPISODE_KEY: episode_id}
-            await asyncio.to_thread(_write_cache, cache_file, content)
+            with suppress(OSError):  # a full disk says nothing of the answer; it is asked again
+                await asyncio.to_thread(_write_cache, cache_file, content)
     return score
 
 
@@ -218,7 +220,7 @@ def _read_cached_score(cache_file: Path, options: JudgeOptions) -> float | None:
 
 def _write_cache(path: Path, content: Mapping[str, Any]) -> None:
     make_folder(path.parent)
-    write_atomically(path, json.dumps(content, ensure_ascii=False) + "\n")
+    write_atomically(path, json.dumps(content) + "\n")  # ASCII: a reason may hold half a character
 
 
 async def request_score(
