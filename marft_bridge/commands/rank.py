@@ -71,7 +71,7 @@ class Group:
 def file_to_rubric(path: Path) -> str:
     """The text of a rubric file. Raises ConfigError."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"rank --rubric: cannot read {path}: {error}") from None
 

@@ -218,7 +218,7 @@ def _validator(options: JsonSchemaOptions) -> Any:
 @lru_cache(maxsize=64)
 def _file_to_validator(path: str, name: str) -> Any:
     try:
-        return _schema_to_validator(json.loads(Path(path).read_text(encoding="utf-8")))
+        return _schema_to_validator(json.loads(Path(path).read_text(encoding="utf-8-sig")))
     except (OSError, ValueError) as error:
         raise ConfigError(f"rewards.{name}: cannot read the schema {path!r}: {error}") from None
 

@@ -138,6 +138,12 @@ def test_the_answer_of_math_is_what_the_last_box_holds(solution: str, answer: st
     assert solution_to_answer(solution) == answer
 
 
+def test_a_record_of_math_keeps_an_id_of_its_own(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "test.jsonl", [MATH | {"unique_id": "t/5", "id": "mine"}])
+    (task,) = read_tasks(MathTasks(path=str(path)), ())
+    assert (task["id"], task["unique_id"]) == ("mine", "t/5")
+
+
 def test_gsm8k_keeps_the_solution_and_makes_the_number_the_answer(tmp_path: Path) -> None:
     record = {"question": "3 + 4?", "answer": "3 + 4 = <<3+4=7>>7\n#### 7"}
     path = write_lines(tmp_path / "train.jsonl", [record, record | {"id": "mine", "source": "x"}])
@@ -152,6 +158,7 @@ def test_gsm8k_keeps_the_solution_and_makes_the_number_the_answer(tmp_path: Path
     [
         *(("#### 42", "42"), ("a\n####42.5", "42.5"), ("#### -3", "-3"), ("#### $1,234,567.", "1234567")),
         *(("#### 1 #### 2", "2"), ("#### seven", None), ("42", None), ("####", None), ("#### 1 2", None)),
+        *(("#### 3,5", None), ("#### 12,34", None), ("#### 1,234.5", "1234.5"), ("#### -.5", "-.5")),
     ],
 )
 def test_the_number_of_gsm8k_is_a_plain_one(solution: str, number: str | None) -> None:
@@ -255,6 +262,9 @@ HEAD = '[graph]\napp = "a:b"\nnodes = ["n"]\nreward = "a:r"\n'
         ("3", "graph.tasks: a name, or a table whose kind is one of"),
         ('{ kind = "gsm8k", path = "x", levels = [1] }', "unknown key 'graph.tasks.gsm8k.levels'"),
         ('{ kind = "reasoning_gym", dataset = "x", limit = 3 }', "unknown key 'graph.tasks.reasoning_gym.limit'"),
+        ('{ kind = "math", path = "x", levels = [7] }', "graph.tasks.math.levels.0: Input should be less than or"),
+        ('{ kind = "math", path = "x", levels = [2, 2] }', "graph.tasks.math.levels: 2 is there twice"),
+        ('{ kind = "math", path = "x", levels = [-1] }', "graph.tasks.math.levels.0: Input should be greater than or"),
         ('{ kind = "jsonl", path = "x", limit = 0 }', "graph.tasks.jsonl.limit: Input should be greater than or equal"),
     ],
 )
