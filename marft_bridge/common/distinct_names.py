@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-Entry = TypeVar("Entry", str, int)
 
-
-def require_distinct(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+def require_distinct(entries: tuple[Any, ...]) -> tuple[Any, ...]:
     """The same entries. Raises ValueError for an empty name, and for one that is there twice."""
     for number, entry in enumerate(entries):
         if entry == "":

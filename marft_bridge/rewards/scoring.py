@@ -217,11 +217,13 @@ def _copy_containers(value: Any, copies: dict[int, Any]) -> Any:
     if id(value) in copies:
         return copies[id(value)]
     if type(value) is dict:
-        copied = copies[id(value)] = {}
+        copied: dict[Any, Any] = {}
+        copies[id(value)] = copied
         copied.update((key, _copy_containers(inner, copies)) for key, inner in value.items())
         return copied
     if type(value) is list:
-        items = copies[id(value)] = []
+        items: list[Any] = []
+        copies[id(value)] = items
         items.extend(_copy_containers(inner, copies) for inner in value)
         return items
     if type(value) is tuple:
