@@ -35,7 +35,10 @@ _GROUPS = f"""
 SELECT e.task_id, any_value(e.task), list(e.episode_id ORDER BY e.started_ns, e.episode_id)
 FROM ({_RUNS}) e
 SEMI JOIN (FROM actions WHERE completion IS NOT NULL AND node <> '' AND ($1 IS NULL OR node = $1)) a USING (episode_id)
-WHERE $3 IS NULL OR NOT EXISTS (FROM rewards r WHERE r.episode_id = e.episode_id AND r.name = $2 AND r.source = $3)
+WHERE $3 IS NULL OR NOT EXISTS (
+    FROM rewards r JOIN episodes ranked USING (episode_id)
+    WHERE ranked.task_id = e.task_id AND r.name = $2 AND r.source = $3
+)
 GROUP BY e.task_id HAVING count(*) > 1 ORDER BY e.task_id
 """
 _TEXTS = """
@@ -68,7 +71,7 @@ class Group:
 def file_to_rubric(path: Path) -> str:
     """The text of a rubric file. Raises ConfigError."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"rank --rubric: cannot read {path}: {error}") from None
 
@@ -141,7 +144,8 @@ def read_groups(
     """The tasks with two runs to compare, by task id, at most `runs` of each.
 
     Args:
-        name, source: a task whose runs have this reward already is left out; None leaves none out.
+        name, source: a task of which one run has this reward already is left out, since a rank among the runs that are
+            left would not be comparable; None leaves none out.
     """
     rows = store.sql(_GROUPS, (node, name, source))
     return [Group(task, tuple(episode_ids[:runs])) for _, task, episode_ids in rows]

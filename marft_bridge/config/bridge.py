@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from marft_bridge.common.distinct_names import DistinctNames
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.hub_names import model_to_pinned
 from marft_bridge.common.plain_values import value_fault
@@ -50,9 +51,9 @@ class GraphOptions(_Options):
 
     app: str
     """A LangGraph graph, or a function that gives one back; also a graph of a langgraph.json, by its name there."""
-    nodes: tuple[str, ...] = Field(min_length=1)
+    nodes: DistinctNames = Field(min_length=1)
     """The agents to train: by the name that each declares, as create_agent(name=...) does, else its node's path."""
-    frozen: tuple[str, ...] = ()
+    frozen: DistinctNames = ()
     """LLM nodes that run on the served model too, but are not trained. Any other node keeps its own model."""
     tasks: AnyTasks
     """A JSONL or Parquet file, or the name of an iterable (or of a function that gives one) of JSON objects; or a table
@@ -539,7 +540,7 @@ def toml_to_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Br
         ConfigError: the file is missing, unreadable or not TOML, or a key or value is not allowed.
     """
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"no configuration at {path}; name one with --config") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -562,7 +563,7 @@ def toml_to_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Br
 def toml_to_run_folder(path: Path) -> Path | None:
     """The run folder that a bridge.toml names, whatever else is in it; None where it cannot be told."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         return _to_run_folder(raw.get("name", "app"), raw.get("run"))
     except (OSError, ValueError, RecursionError, TypeError):
         return None
@@ -642,6 +643,6 @@ def _suggest_key(location: Iterable[int | str]) -> str:
             model = next(part for part in get_args(model) if isinstance(part, type) and issubclass(part, BaseModel))
     if not isinstance(model, type):  # a table that may be left out
         model = next(part for part in get_args(model) if isinstance(part, type) and issubclass(part, BaseModel))
-    known_keys = list(model.model_fields)
+    known_keys = [field.alias or name for name, field in model.model_fields.items()]
     matches = difflib.get_close_matches(unknown_key, known_keys, n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else f"; known here: {', '.join(sorted(known_keys))}"

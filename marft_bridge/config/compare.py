@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from marft_bridge.common.distinct_names import DistinctNames
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.config.graph_runs import RunConfig, RunContext
 from marft_bridge.config.serve import ServeOptions
@@ -66,9 +67,9 @@ class VariantOptions(_Options):
     absent there runs at version 0, which changes nothing in the base model."""
     app: str | None = None
     """Another graph, as graph.app names one. It is given the same tasks, and judged by the same rewards."""
-    nodes: tuple[str, ...] = ()
+    nodes: DistinctNames = ()
     """The LLM nodes of that other graph on the served model, by LangGraph name."""
-    frozen: tuple[str, ...] = ()
+    frozen: DistinctNames = ()
     """LLM nodes of that other graph that are never at another version than 0."""
     task_to_input: str | None = None
     """A function task -> input of that other graph; without one it is that of [graph]."""

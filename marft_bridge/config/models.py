@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from marft_bridge.common.distinct_names import DistinctNames
 from marft_bridge.config.serve import ServeOptions
 
 ModelName = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9_-]{0,31}$")]
@@ -34,7 +35,7 @@ class OtherModelOptions(_Options):
 
     path: str
     """A Hugging Face model directory, a name of the Hub, or `smollm2-135m`, as model.path."""
-    nodes: tuple[str, ...] = Field(min_length=1)
+    nodes: DistinctNames = Field(min_length=1)
     """The nodes that run on it, of graph.nodes and graph.frozen. All others run on the model of `[model]`."""
     serve: ServeOptions = ServeOptions()
     """How it is served."""

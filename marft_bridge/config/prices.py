@@ -68,7 +68,7 @@ class PriceTable(_Part):
 def file_to_prices(path: Path, option: str) -> PriceTable:
     """Reads a price file. Raises ConfigError, with what is wrong and where; `option` is what named the file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         content: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         table = PriceTable.model_validate(content)
     except (OSError, UnicodeDecodeError) as error:

@@ -115,12 +115,10 @@ def _read_verdicts(text: str) -> Iterator[dict[str, Any]]:
 
 
 async def code_to_earned(options: CodeOptions, run: RunView) -> list[Earned]:
-    """The registry's function: one number for the episode; 0 where there is no answer."""
-    answer = run.answer(options.answer_from)
-    if answer is None:
-        return [Earned(0.0)]
+    """The registry's function: one number for the episode; 0 where the answer is no text."""
+    answer = run.written_answer(options.answer_from)
     if not isinstance(answer, str):
-        raise GraphError(f"{options.answer_from!r} holds a {type(answer).__name__}, not the text of a program")
+        return [Earned(0.0)]
     if len(answer) > MAX_ANSWER:
         raise Absent(f"the answer is longer than {MAX_ANSWER} characters")
     tests, entry_point = _read_tests(options, run)

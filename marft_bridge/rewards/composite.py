@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from marft_bridge.common.distinct_names import DistinctNames
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.rewards.contract import Earned, Kind, RewardOptions, RunView
 
@@ -30,7 +31,7 @@ class CompositeOptions(RewardOptions):
     """Weighted sum of other team rewards, which are named in one of three ways."""
 
     kind: Literal["composite"] = "composite"
-    of: tuple[str, ...] = ()
+    of: DistinctNames = ()
     """Names of rewards that are declared here, each with its own `weight`."""
     weights: dict[str, float] = Field(default_factory=dict)
     """Names and weights; the names may be those that graph.reward gives."""

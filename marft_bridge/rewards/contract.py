@@ -36,7 +36,7 @@ class NeedsResult(Absent):
 class RewardOptions(BaseModel):
     """The options of every `[[rewards]]` table. A kind adds a field `kind` of one literal, and options of its own."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: str = Field(min_length=1)
     """Name of the reward in the store, by which `train.trainer.reward` and `compare.metric` select it."""
@@ -106,6 +106,20 @@ class RunView:
             raise NeedsResult(f"it reads {path!r} of the final state, which is not stored")
         return path_to_value(self.result, path, "the final state")
 
+    def written_answer(self, path: str) -> str | float | None:
+        """The answer as a text or a number; None for what is neither (null, a list, a table), which is a wrong answer.
+
+        Raises:
+            NeedsResult, Absent, GraphError: as `answer`.
+            GraphError: the path leads to what no model writes (the whole state, a message): it lacks a step.
+        """
+        answer = self.answer(path)
+        if isinstance(answer, (str, int, float)):
+            return answer
+        if path == "." or not _is_data(answer):
+            raise GraphError(f"{path!r} is a {type(answer).__name__}, not a text or a number; name a field inside it")
+        return None
+
     def expected(self, path: str) -> Any:
         """The value at a dotted path into the task. Raises GraphError when the task has no such path."""
         return path_to_value(self.task, path, f"task {self.task.get('id')!r}")
@@ -173,6 +187,15 @@ def path_to_value(root: Any, path: str, root_name: str) -> Any:
             raise GraphError(f"no {step!r} in {root_name} (looking for {path!r}){present_keys}")
         value = inner
     return value
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value is what JSON can hold, so that a model may have written it."""
+    if isinstance(value, Mapping):
+        return all(map(_is_data, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_data, value))
+    return value is None or isinstance(value, (str, int, float))
 
 
 def _step_into(value: Any, step: str) -> Any:

@@ -153,9 +153,14 @@ def value_to_earned_by_name(value: Any, source: str) -> dict[str, list[Earned]]:
     """The return value of `graph.reward` -> rewards by name: a mapping from names, or one value called `reward`.
 
     Raises:
-        RewardFailedError: a value has none of the shapes of `value_to_earned`.
+        RewardFailedError: a value has none of the shapes of `value_to_earned`, or one mapping names rewards and owners.
     """
     if isinstance(value, Mapping) and not _has_target_keys(value):
+        if targets := [str(key) for key in value if _is_target(key)]:
+            raise RewardFailedError(
+                f"the reward {source!r} gave {targets[0]!r} beside names of rewards; put it under a name of its own, "
+                f'as in {{"helped": {{"{targets[0]}": 1.0}}}}'
+            )
         return {str(name): value_to_earned(reward, str(name), source) for name, reward in value.items()}
     if value is None:
         raise RewardFailedError(f"the reward {source!r} gave None as 'reward', not a finite number")
@@ -182,7 +187,11 @@ def value_to_earned(value: Any, name: str, source: str) -> list[Earned]:
 
 def _has_target_keys(value: Mapping[Any, Any]) -> bool:
     """Whether every key of a mapping names an owner: `agent:NODE` or `step:ACTION_ID`."""
-    return bool(value) and all(str(key).partition(":")[0] in _LEVELS and ":" in str(key) for key in value)
+    return bool(value) and all(map(_is_target, value))
+
+
+def _is_target(key: Any) -> bool:
+    return str(key).partition(":")[0] in _LEVELS and ":" in str(key)
 
 
 def _target_to_earned(target: str, value: Any) -> Earned:

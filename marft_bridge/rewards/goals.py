@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from marft_bridge.common.distinct_names import DistinctNames
 from marft_bridge.common.errors import GraphError
 from marft_bridge.rewards.contract import Earned, Kind, RewardOptions, RunView
 from marft_bridge.rewards.facts import mean, run_to_tool_calls
@@ -24,7 +25,7 @@ class _GoalOptions(RewardOptions):
     """Tools that must have been called without an error at least once."""
     tools_from: str | None = Field(None, min_length=1)
     """Dotted path into the task: a list of such tools."""
-    nodes: tuple[str, ...] = ()
+    nodes: DistinctNames = ()
     """Nodes that must have called their model."""
     fields: tuple[str, ...] = ()
     """Dotted paths into the final state that must lead to something: not to nothing, an empty text or an empty list."""

@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from weakref import WeakValueDictionary
@@ -164,7 +165,8 @@ async def _cached_or_requested_score(
             score, reason = await request_score(options, address, rubric, judged_text=judged_text)
             # The episode is for `traces erase`: what the judge wrote is about that one.
             content = {"score": score, "reason": reason, "judge": address.model, EPISODE_KEY: episode_id}
-            await asyncio.to_thread(_write_cache, cache_file, content)
+            with suppress(OSError):  # a full disk says nothing of the answer; it is asked again
+                await asyncio.to_thread(_write_cache, cache_file, content)
     return score
 
 
@@ -176,7 +178,7 @@ def _render_rubric(options: JudgeOptions, task: Mapping[str, Any] | None) -> str
 
 def _as_json(answer: Any, path: str) -> str:
     try:
-        return json.dumps(answer, ensure_ascii=False, allow_nan=False)
+        return json.dumps(answer, ensure_ascii=False)  # NaN too: it is for the judge to say what it is worth
     except (TypeError, ValueError):
         raise GraphError(f"{path!r} holds a {type(answer).__name__}, which is no text and no JSON") from None
 
@@ -218,7 +220,7 @@ def _read_cached_score(cache_file: Path, options: JudgeOptions) -> float | None:
 
 def _write_cache(path: Path, content: Mapping[str, Any]) -> None:
     make_folder(path.parent)
-    write_atomically(path, json.dumps(content, ensure_ascii=False) + "\n")
+    write_atomically(path, json.dumps(content) + "\n")  # ASCII: a reason may hold half a character
 
 
 async def request_score(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Sequence
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -18,9 +18,8 @@ from pydantic import Field, field_validator, model_validator
 
 from marft_bridge.common.errors import ConfigError, GraphError
 from marft_bridge.rewards.contract import Absent, Earned, Kind, RewardOptions, RunView
+from marft_bridge.rewards.numbers import EXACT, number_to_text, numbers_in, to_decimal
 from trace_store.json_text import read_json
-
-_NUMBER = r"(?:(?<!\d)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 
 
 class _AnswerOptions(RewardOptions):
@@ -85,20 +84,23 @@ class NumericOptions(_AnswerOptions):
 
 
 def value_to_text(value: Any, path: str) -> str:
-    """A text as it is, a number as Python writes it, true and false as JSON. Raises GraphError for anything else."""
+    """A text as it is, a number in plain decimals, true and false as JSON. Raises GraphError for anything else."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, (int, float)):
-        return json.dumps(value) if isinstance(value, bool) else str(value)
+        return json.dumps(value) if isinstance(value, bool) else number_to_text(value)
     raise GraphError(f"{path!r} is a {type(value).__name__}, not a text or a number; name a field inside it")
 
 
 async def exact(options: ExactOptions, run: RunView) -> list[Earned]:
     """See `ExactOptions`."""
-    answer = _normalise(value_to_text(run.answer(options.answer_from), options.answer_from), options)
+    answer = run.written_answer(options.answer_from)
     expected = run.expected(options.expected_from)
     accepted = expected if isinstance(expected, (list, tuple)) else [expected]
-    return _to_earned(any(answer == _normalise(value_to_text(e, options.expected_from), options) for e in accepted))
+    accepted_texts = {_normalise(value_to_text(one, options.expected_from), options) for one in accepted}
+    if answer is None:
+        return _to_earned(False)
+    return _to_earned(_normalise(value_to_text(answer, options.answer_from), options) in accepted_texts)
 
 
 def _normalise(text: str, options: ExactOptions) -> str:
@@ -109,7 +111,10 @@ def _normalise(text: str, options: ExactOptions) -> str:
 
 async def regex(options: RegexOptions, run: RunView) -> list[Earned]:
     """See `RegexOptions`. Raises Absent where the search takes longer than `timeout_s`."""
-    text = value_to_text(run.answer(options.answer_from), options.answer_from)
+    answer = run.written_answer(options.answer_from)
+    if answer is None:
+        return _to_earned(False)
+    text = value_to_text(answer, options.answer_from)
     pattern = _compile(options.pattern)
     search = pattern.fullmatch if options.full else pattern.search
     try:  # the standard library's engine cannot be stopped, and would stop everything else meanwhile
@@ -141,9 +146,18 @@ async def json_schema(options: JsonSchemaOptions, run: RunView) -> list[Earned]:
         except ValueError:
             return _to_earned(False)
     try:
-        return _to_earned(bool(_validator(options).is_valid(answer)))
+        return _to_earned(_is_finite(answer) and bool(_validator(options).is_valid(answer)))
     except RecursionError:
         return _to_earned(False)  # nested deeper than anything that a schema means
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a value has no number that JSON cannot write: NaN is neither below a minimum nor above a maximum."""
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def check_schema(options: JsonSchemaOptions) -> None:
@@ -158,6 +172,31 @@ def check_schema(options: JsonSchemaOptions) -> None:
     outside = [ref for ref in _references(validator.schema) if not ref.startswith("#")]
     if outside:
         raise ConfigError(f"rewards.{options.name}: its schema refers to {outside[0]!r}; put it inside, under $defs")
+    _require_targets(validator.schema, options.name)
+
+
+def _require_targets(schema: Any, name: str) -> None:
+    """Raises ConfigError for a `$ref` that leads to nothing: only an answer that gets there would find out."""
+    from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012, specification_with
+
+    dialect = schema.get("$schema") if isinstance(schema, dict) else None
+    specification = specification_with(dialect, default=DRAFT202012) if dialect else DRAFT202012
+    root = Registry().resolver_with_root(specification.create_resource(schema))
+
+    def check(resource: Any, resolver: Any) -> None:
+        inside = resolver.in_subresource(resource)
+        reference = resource.contents.get("$ref") if isinstance(resource.contents, dict) else None
+        if isinstance(reference, str):
+            try:
+                inside.lookup(reference)
+            except Unresolvable:
+                raise ConfigError(f"rewards.{name}: its schema refers to {reference!r}, which is not there") from None
+        for subresource in resource.subresources():
+            check(subresource, inside)
+
+    check(specification.create_resource(schema), root)
 
 
 def _references(schema: Any) -> list[str]:
@@ -176,7 +215,7 @@ def _validator(options: JsonSchemaOptions) -> Any:
 @lru_cache(maxsize=64)
 def _file_to_validator(path: str, name: str) -> Any:
     try:
-        return _schema_to_validator(json.loads(Path(path).read_text(encoding="utf-8")))
+        return _schema_to_validator(json.loads(Path(path).read_text(encoding="utf-8-sig")))
     except (OSError, ValueError) as error:
         raise ConfigError(f"rewards.{name}: cannot read the schema {path!r}: {error}") from None
 
@@ -191,27 +230,27 @@ def _schema_to_validator(schema: Any) -> Any:
 
 async def numeric(options: NumericOptions, run: RunView) -> list[Earned]:
     """See `NumericOptions`."""
-    expected = _pick_number(run.expected(options.expected_from), "only", options.expected_from)
+    expected_value = run.expected(options.expected_from)
+    expected = _pick_number(expected_value, "only", path=options.expected_from)
     if expected is None:
         raise GraphError(f"{options.expected_from!r} of task {run.task.get('id')!r} is not one finite number")
-    number = _pick_number(run.answer(options.answer_from), options.pick, options.answer_from)
-    tolerance = max(options.abs_tol, options.rel_tol * abs(expected))
-    return _to_earned(number is not None and abs(number - expected) <= tolerance)
+    answer = run.written_answer(options.answer_from)
+    number = None if answer is None else _pick_number(answer, options.pick, path=options.answer_from)
+    if number is None:
+        return _to_earned(False)
+    # In decimals, since two whole numbers above 2**53 can be one float.
+    tolerances = [Decimal(repr(options.abs_tol)), EXACT.multiply(Decimal(repr(options.rel_tol)), expected.copy_abs())]
+    return _to_earned(EXACT.subtract(number, expected).copy_abs() <= max(tolerances))
 
 
-def _pick_number(value: Any, pick: Literal["last", "first", "only"], path: str) -> float | None:
+def _pick_number(value: Any, pick: Literal["last", "first", "only"], path: str) -> Decimal | None:
     """The picked number, which is finite; None where there is none."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        candidates: Sequence[Any] = [value]
-    else:
-        candidates = [text.replace(",", "") for text in _compile(_NUMBER).findall(value_to_text(value, path))]
+        return to_decimal(value)
+    candidates = numbers_in(value_to_text(value, path))
     if not candidates or (pick == "only" and len(candidates) > 1):
         return None
-    try:
-        number = float(candidates[0 if pick == "first" else -1])
-    except OverflowError:  # an integer beyond any float
-        return None
-    return number if math.isfinite(number) else None
+    return to_decimal(candidates[0 if pick == "first" else -1])
 
 
 def _to_earned(is_correct: bool) -> list[Earned]:

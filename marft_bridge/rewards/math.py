@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import re
 from typing import Literal
 
 from pydantic import Field
@@ -17,6 +16,7 @@ from pydantic import Field
 from marft_bridge.common.errors import GraphError
 from marft_bridge.common.extras import require_extra
 from marft_bridge.rewards.contract import Absent, Earned, Kind, RewardOptions, RunView
+from marft_bridge.rewards.numbers import number_to_text, numbers_in, plain_minus, without_exponent
 from marft_bridge.sandbox.worker_process import UnansweredJob as Uncheckable
 from marft_bridge.sandbox.worker_process import WorkerPool, WorkerSpec
 
@@ -24,8 +24,6 @@ FindMode = Literal["auto", "boxed", "hashes", "last_number", "whole"]
 
 MAX_EXPRESSION = 2_000  # characters
 _FIRST_COMPARISON_S = 120.0  # a worker then imports sympy
-
-_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+(?:\.\d+)?)?|-?\.\d+")
 
 
 class MathOptions(RewardOptions):
@@ -54,8 +52,8 @@ def text_to_expression(text: str, find: FindMode) -> str | None:
     if find in ("auto", "hashes") and "####" in text:
         return text.rpartition("####")[2].strip().partition("\n")[0].strip() or None
     if find in ("auto", "last_number"):
-        numbers = _NUMBER.findall(text)
-        return str(numbers[-1]).replace(",", "") if numbers else None
+        numbers = numbers_in(text, fractions=True)
+        return without_exponent(numbers[-1]) if numbers else None
     return None
 
 
@@ -105,24 +103,25 @@ def are_equal(expected: str, answer: str, limit_s: float = 5.0) -> bool:
 
 async def math_to_earned(options: MathOptions, run: RunView) -> list[Earned]:
     """The registry's function: 1.0, 0.0 (also for no answer, or one without an expression), or Absent."""
-    answer, expected = run.answer(options.answer_from), run.expected(options.expected_from)
-    if answer is None:
-        return [Earned(0.0)]
-    if not isinstance(answer, (str, int, float)):
-        raise GraphError(f"{options.answer_from!r} holds a {type(answer).__name__}, not a text with an answer")
+    answer, expected = run.written_answer(options.answer_from), run.expected(options.expected_from)
     if not isinstance(expected, (str, int, float)) or not str(expected).strip():
         raise GraphError(f"{options.expected_from!r} of task {run.task.get('id')!r} is not an expression: {expected!r}")
-    expression = text_to_expression(str(answer), options.find)
+    expression = None if answer is None else text_to_expression(_to_plain_text(answer), options.find)
     if expression is None:
         return [Earned(0.0)]
-    gold = str(expected)
+    gold = _to_plain_text(expected)
     gold = text_to_expression(gold, "boxed") or text_to_expression(gold, "hashes") or gold
+    gold, expression = without_exponent(gold), without_exponent(expression)
     try:
         return [Earned(float(await asyncio.to_thread(are_equal, gold, expression, options.limit_s)))]
     except Uncheckable as error:
         if options.uncheckable == "wrong":
             return [Earned(0.0)]
         raise Absent(str(error)) from None
+
+
+def _to_plain_text(value: str | float) -> str:
+    return plain_minus(value if isinstance(value, str) else number_to_text(value))
 
 
 def check_math(_: MathOptions) -> None:

@@ -12,9 +12,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from marft_bridge.common.errors import GraphError
 from marft_bridge.rewards.contract import Absent, Earned, Kind, RewardOptions, RunView
 from marft_bridge.rewards.math import text_to_expression
+from marft_bridge.rewards.numbers import number_to_text
 from marft_bridge.sandbox.worker_process import UnansweredJob
 from marft_bridge.tasks.reasoning_gym import answer_to_score, require_gym
 
@@ -38,12 +38,10 @@ class GymOptions(RewardOptions):
 
 async def gym_to_earned(options: GymOptions, run: RunView) -> list[Earned]:
     """The registry's function: the score, 0.0 for no answer, or Absent."""
-    answer = run.answer(options.answer_from)
+    answer = run.written_answer(options.answer_from)
     if answer is None:
         return [Earned(0.0)]
-    if not isinstance(answer, (str, int, float)):
-        raise GraphError(f"{options.answer_from!r} holds a {type(answer).__name__}, not a text with an answer")
-    gym_answer = _extract_answer(str(answer), options)
+    gym_answer = _extract_answer(answer if isinstance(answer, str) else number_to_text(answer), options)
     if gym_answer is None:
         return [Earned(0.0)]
     try:

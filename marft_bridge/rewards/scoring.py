@@ -2,13 +2,15 @@
 
 Invariants: a reward that takes too long, does not apply or cannot be computed is absent, with the reason, and the
 others are computed all the same; whatever one raises carries its name and ends its episode alone; what only the user
-can mend ends the run. A reward is computed after those that it is computed from, on its own copy of the task.
+can mend ends the run. A reward is computed after those that it is computed from, on its own copy of the task and
+of the containers of the final state.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -58,7 +60,14 @@ class Score:
         ]
 
     def add(self, name: str, earned: Sequence[Earned], source: str) -> None:
-        """Adds a reward that was computed; an empty list makes it absent, because it does not apply."""
+        """Adds a reward that was computed; an empty list makes it absent, because it does not apply.
+
+        Raises:
+            RewardFailedError: it is not finite.
+        """
+        for part in earned:
+            if not math.isfinite(part.value):
+                raise RewardFailedError(f"the reward {name!r} is {part.value}, not a finite number")
         if earned:
             self.earned[name], self.sources[name] = list(earned), source
         else:
@@ -146,7 +155,7 @@ class Scorer:
         assert self._function is not None
         source = self._function.source
         try:
-            value = await within(self._timeout_s, self._function(_copy_task(run)))
+            value = await within(self._timeout_s, self._function(_own_view(run)))
             earned_by_name = value_to_earned_by_name(value, source)
         except Absent as error:
             score.mark_absent(FUNCTION, error)
@@ -163,9 +172,7 @@ class Scorer:
         for name in options.required_rewards():
             if score.function_names is not None and name not in score.function_names | self._declared_names:
                 raise GraphError(f"rewards.{options.name}: it is computed from {name!r}, which {FUNCTION} did not give")
-        view = replace(
-            _copy_task(run), earned={name: team[name] for name in options.required_rewards() if name in team}
-        )
+        view = replace(_own_view(run), earned={name: team[name] for name in options.required_rewards() if name in team})
         try:
             earned = await within(options.timeout_s, kind_of(options).compute(options, view))
         except Absent as error:
@@ -196,9 +203,32 @@ class Scorer:
             )
 
 
-def _copy_task(run: RunView) -> RunView:
-    """The run with a task that its reader may change: other rewards and samples keep theirs."""
-    return replace(run, task=copy.deepcopy(dict(run.task)))
+def _own_view(run: RunView) -> RunView:
+    """The run with a task and a final state that its reader may change: other rewards and samples keep theirs."""
+    return replace(run, task=copy.deepcopy(dict(run.task)), result=_copy_containers(run.result, {}))
+
+
+def _copy_containers(value: Any, copies: dict[int, Any]) -> Any:
+    """Dicts, lists and sets anew, at any depth; objects are shared, since copying a client or a model may do anything.
+
+    Args:
+        copies: what was copied so far, by the id of the original: a state may hold itself.
+    """
+    if id(value) in copies:
+        return copies[id(value)]
+    if type(value) is dict:
+        copied: dict[Any, Any] = {}
+        copies[id(value)] = copied
+        copied.update((key, _copy_containers(inner, copies)) for key, inner in value.items())
+        return copied
+    if type(value) is list:
+        items: list[Any] = []
+        copies[id(value)] = items
+        items.extend(_copy_containers(inner, copies) for inner in value)
+        return items
+    if type(value) is tuple:
+        return tuple(_copy_containers(inner, copies) for inner in value)
+    return set(value) if type(value) is set else value
 
 
 def _team_to_agent(earned: Earned, options: RewardOptions) -> Earned:

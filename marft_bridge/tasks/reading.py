@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from marft_bridge.common.errors import GraphError
+from marft_bridge.common.errors import BridgeError, GraphError
 from marft_bridge.common.import_name import load_name
 from marft_bridge.common.plain_values import nesting_fault
 from marft_bridge.tasks.gsm8k import gsm8k_to_tasks
@@ -36,6 +37,7 @@ Task = dict[str, Any]
 
 MAX_TASKS = 1_000_000
 _JSONL_SUFFIXES, _PARQUET_SUFFIXES = (".jsonl", ".jsonl.gz"), (".parquet",)
+_FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet", ".gz", ".zip", ".xlsx", ".yaml", ".yml")
 
 
 def read_tasks(tasks: str | AnySource, fields: Sequence[str]) -> list[Task]:
@@ -105,14 +107,21 @@ def _set_ids(records: Iterable[LocatedRecord], id_from: str) -> Iterator[Located
 
 
 def _read_iterable(name: str) -> Iterator[LocatedRecord]:
+    if ":" not in name and ("/" in name or name.lower().endswith(_FILE_SUFFIXES)):
+        raise GraphError(
+            f"graph.tasks: {name!r} is no file of tasks: those end in .jsonl, .jsonl.gz or .parquet, or are named in a "
+            'table with a kind; a function of yours reads any other, as in "my_app.py:tasks"'
+        )
     source = load_name(name, "graph.tasks")
+    with _named_failures(name):
+        value = source() if callable(source) else source
     try:
-        items: Iterator[Any] = iter(source() if callable(source) else source)
+        items: Iterator[Any] = iter(value)
     except TypeError:
         raise GraphError(
             f"graph.tasks: {name!r} is not a JSONL or Parquet file, an iterable, or a function that gives one"
         ) from None
-    for number, task in enumerate(items, start=1):
+    for number, task in enumerate(_each_item(items, name), start=1):
         location = f"task {number} of {name!r}"
         if not isinstance(task, Mapping):
             raise GraphError(f"graph.tasks: {location} is a {type(task).__name__}, not a mapping")
@@ -126,6 +135,28 @@ def _read_iterable(name: str) -> Iterator[LocatedRecord]:
         if (fault := nesting_fault(dict(task))) is not None:
             raise GraphError(f"graph.tasks: {location} holds {fault}")
         yield location, dict(task)
+
+
+def _each_item(items: Iterator[Any], name: str) -> Iterator[Any]:
+    while True:
+        with _named_failures(name):
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+        yield item
+
+
+@contextmanager
+def _named_failures(name: str) -> Iterator[None]:
+    """Whatever the user's function raises is one line that names it, and not the file that it could not open."""
+    try:
+        yield
+    except BridgeError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise GraphError(f"graph.tasks: {name!r} failed: {reason}") from error
 
 
 def _read_gym(tasks: GymTasks) -> Iterator[LocatedRecord]:

@@ -76,6 +76,25 @@ def test_runs_of_a_task_get_rewards_and_nothing_is_judged_twice(
     assert len(judge.asked) == 16
 
 
+def test_runs_beyond_the_limit_are_not_ranked_among_themselves_by_a_second_command(
+    path: Path, judge: FakeJudge, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = []
+    for number in range(6, 9):  # task A then has six runs
+        trace = SampleTrace(f"{number}", START + number)
+        inside = trace.node("writer:1", 0, 2 * SECOND, step=1)
+        hosted(trace, f"w{number}", inside, (0, 1), "q", f"quality {number} by {number}")
+        records.append(trace.spans(TASK_ID="A", TASK=json.dumps({"id": "A", "topic": "A"}), ADAPTERS="{}"))
+    fill(path, records)
+    assert ranked(path, judge, "--runs", "3") == 0
+    first = judge.asked[:]
+    assert ranked(path, judge, "--runs", "3") == 2
+    assert "not ranked by this judge and rubric already" in capsys.readouterr().err
+    assert judge.asked == first
+    with TraceStore.open(path) as store:
+        assert store.sql("SELECT count(*) FROM rewards WHERE name = 'ranked'") == [(5,)]
+
+
 def test_a_constrained_judge_is_another_one_whose_replies_are_held_to_a_schema(
     path: Path, judge: FakeJudge, capsys: pytest.CaptureFixture[str]
 ) -> None:

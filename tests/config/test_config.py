@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
+from marft_bridge.commands.rank import file_to_rubric
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.config.bridge import toml_to_config
+from marft_bridge.config.prices import file_to_prices
 
 MINIMAL = """
 [graph]
@@ -61,6 +63,17 @@ def test_a_flag_overrides_the_file_and_an_absent_flag_does_not(tmp_path: Path) -
         ),
         (MINIMAL + "[collect]\nqqq = 1\n", "unknown key 'collect.qqq'; known here: engine, episodes, in_flight"),
         (MINIMAL + "[serve]\nmax_lorass = 1\n", "unknown key 'serve.max_lorass'; did you mean 'max_loras'?"),
+        (
+            MINIMAL + "[[rewards]]\nname = 'a'\nkind = 'json_schema'\nanswer_from = 'a'\nshema = {}\n",
+            "unknown key 'rewards.0.json_schema.shema'; did you mean 'schema'? (and 1 more)",
+        ),
+        (MINIMAL.replace('["x", "y"]', '["x", "x"]'), "graph.nodes: 'x' is there twice"),
+        (MINIMAL.replace('["x", "y"]', '["x", ""]'), "graph.nodes: a name is empty"),
+        (MINIMAL + "frozen = ['z', 'z']\n", "graph.frozen: 'z' is there twice"),
+        (
+            MINIMAL + "[[rewards]]\nname = 'a'\nkind = 'composite'\nof = ['b', 'b']\n",
+            "rewards.0.composite.of: 'b' is there twice",
+        ),
         ("[graph]\nnodes = ['x']\n", "the key 'graph.app' is missing (and 1 more)"),
         ("seed = \n", "is not valid TOML"),
         ("graph = 3\n", "graph: Input should be"),
@@ -178,6 +191,18 @@ def test_a_missing_and_an_unreadable_file_are_named(tmp_path: Path) -> None:
 )
 def test_what_has_an_effect_is_accepted(tmp_path: Path, text: str) -> None:
     toml_to_config(config_file(tmp_path, MINIMAL + text))
+
+
+def test_a_byte_order_mark_is_none_of_the_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "bridge.toml"
+    path.write_text(MINIMAL, encoding="utf-8-sig")
+    assert toml_to_config(path).graph.nodes == ("x", "y")
+    prices = tmp_path / "prices.toml"
+    prices.write_text("currency = 'USD'\n[[prices]]\nmodel = 'm'\nprompt = 1\nsampled = 2\n", encoding="utf-8-sig")
+    assert [price.model for price in file_to_prices(prices, "--prices").prices] == ["m"]
+    rubric = tmp_path / "rubric.txt"
+    rubric.write_text("Which is better?", encoding="utf-8-sig")
+    assert file_to_rubric(rubric) == "Which is better?"
 
 
 def test_the_example_configuration_is_valid() -> None:

@@ -25,6 +25,10 @@ from marft_bridge.tasks.reading import read_tasks
 from marft_bridge.tasks.reasoning_gym import answer_to_score, close_workers
 
 LIMIT_S = 120.0  # a busy machine
+OTHER_SCORER = "+".join(
+    f"chr({ord(letter)})"
+    for letter in "import reasoning_gym.games.puzzle24 as p;p.Puzzle24Dataset.score_answer=lambda*a:1."
+)  # a program without a quotation mark, by which every later answer would be right
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,6 +83,16 @@ def test_a_task_of_another_version_of_the_generator_is_not_scored() -> None:
         ("countdown", "exec('import os') or 3"),
         ("puzzle24", "Integer(24) . __add__(0)"),
         ("simple_integration", "x.__class__"),
+        ("puzzle24", f"exec({OTHER_SCORER})"),
+        ("puzzle24", f"(exec)({OTHER_SCORER})"),
+        ("countdown", f"eval(compile({OTHER_SCORER},chr(97),chr(101)+chr(120)+chr(101)+chr(99)))"),
+        ("polynomial_multiplication", f"sympify({OTHER_SCORER})"),
+        ("simple_integration", f"S({OTHER_SCORER})"),
+        ("intermediate_integration", f"lambdify(x,{OTHER_SCORER})(1)"),
+        ("polynomial_multiplication", "(lambda: 1)()"),
+        ("countdown", "getattr(1,dir(1)[0])"),
+        ("puzzle24", "24 if 1 else x"),
+        ("intermediate_integration", "Integral(x, x)"),
     ],
 )
 def test_an_answer_is_text_even_where_a_scorer_would_run_it(dataset: str, answer: str) -> None:
@@ -86,6 +100,20 @@ def test_an_answer_is_text_even_where_a_scorer_would_run_it(dataset: str, answer
     assert score(task, answer) <= 0.05  # what these scorers give any text
     if task["answer"]:
         assert score(task, task["answer"]) == 1.0  # and nothing was changed by it
+
+
+@pytest.mark.parametrize(
+    "dataset", ["countdown", "puzzle24", "simple_integration", "intermediate_integration", "polynomial_multiplication"]
+)
+def test_a_right_formula_keeps_its_score(dataset: str) -> None:
+    for task in tasks_of(dataset, 12):
+        if "Integral" not in task["answer"]:  # of which the library takes any, the question's own too
+            assert score(task, task["answer"]) == 1.0, task["answer"]
+
+
+def test_a_formula_may_call_functions_and_name_symbols() -> None:
+    integral = next(task for task in tasks_of("intermediate_integration", 30) if "exp" in task["answer"])
+    assert score(integral, f"{integral['answer']} + K*pi - sqrt(abs(-4)) + log(8, 2) + 3!") == 1.0
 
 
 def test_an_answer_in_the_form_of_a_list_is_still_read() -> None:
@@ -157,8 +185,7 @@ def test_what_cannot_be_scored_is_absent_or_worth_nothing_as_the_table_says() ->
     with pytest.raises(Absent, match="reasoning-gym gave no answer: the answer is longer"):
         earned(task, "1" * 100_001)
     assert earned(task, "1" * 100_001, uncheckable="wrong") == 0.0
-    with pytest.raises(GraphError, match="'answer' holds a list, not a text with an answer"):
-        earned(task, [1])
+    assert earned(task, [1]) == earned(task, {"x": 1}) == 0.0
 
 
 def test_the_process_that_asks_never_loads_the_library() -> None:

@@ -594,9 +594,9 @@ def test_tests_in_another_form_are_refused(tests: Any) -> None:
         earned({"tests": tests}, ADD)
 
 
-def test_an_answer_that_is_no_text_is_refused() -> None:
-    with pytest.raises(GraphError, match="holds a int, not the text"):
-        earned({"tests": ["pass"]}, 3)
+@pytest.mark.parametrize("answer", [3, None, [ADD], {"program": ADD}], ids=str)
+def test_an_answer_that_is_no_text_is_a_wrong_answer(answer: Any) -> None:
+    assert earned({"tests": ["pass"]}, answer) == 0.0
 
 
 def test_options_that_do_not_exist_are_refused() -> None:

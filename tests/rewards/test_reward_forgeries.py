@@ -281,6 +281,31 @@ def test_no_forgery_earns_anything_or_ends_a_run(forgery: str, wall: Isolation |
     assert value_of(forgery, TESTS, wall) == 0.0
 
 
+def test_an_object_that_cannot_change_is_the_same_in_every_comparison(wall: Isolation | None) -> None:
+    two_faced = (
+        "import sys\nprocess = sys.modules.get('answer_process') or sys.modules['marft_bridge.sandbox.answer_process']\n"
+        "asked = []\ndef content(value):\n    asked.append(value)\n    return 1e18 if len(asked) % 2 else -1e18\n"
+        "process._OPERATIONS['content'] = content\nclass Fake(float): pass\ndef f(x): return Fake(0)\n"
+    )
+    tests = ["assert 3.14 < f(1) < 3.15", "result = f(1)\nassert result >= 2.9 and result <= 3.1"]
+    assert value_of(two_faced, tests, wall) == 0.0
+    assert value_of("class Real(float): pass\ndef f(x): return Real(3.145)\n", tests[:1], wall) == 1.0
+    growing = "class Items(list): pass\nitems = Items()\ndef f(x):\n    items.append(x)\n    return items\n"
+    assert value_of(growing, ["assert f(1) == [1]\nassert f(2) == [1, 2]"], wall) == 1.0
+
+
+def test_a_call_that_raises_stop_iteration_does_not_end_the_loop_of_a_test(wall: Isolation | None) -> None:
+    tests = [
+        "for got, want in zip(map(f, [1, 2]), [2, 4]):\n    assert got == want",
+        "assert all(map(lambda x: f(x) == 2 * x, [1, 2]))",
+        "assert list(map(f, [1])) == []",
+    ]
+    assert value_of("def f(x): raise StopIteration\n", tests, wall) == 0.0
+    assert value_of("class Stop(StopIteration): pass\ndef f(x): raise Stop\n", tests, wall) == 0.0
+    end = "items = f(1)\nassert next(items) == 1\ntry: next(items)\nexcept StopIteration: pass\nelse: assert False"
+    assert value_of("def f(x): yield x\n", [end, "assert list(f(1)) == [1]"], wall) == 1.0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("forgery", ENDLESS.values(), ids=list(ENDLESS))
 def test_no_answer_that_never_ends_earns_anything(forgery: str, wall: Isolation | None) -> None:

@@ -74,6 +74,7 @@ def test_every_shape_becomes_rewards(value: Any, rows: list[tuple[Any, ...]]) ->
         (Earned(1.0, "step"), "level 'step' takes an action_id, level 'agent' a node"),
         (Earned(1.0, "episode", node="worker"), "level 'step' takes an action_id"),
         ({"a": {"agent:worker": float("nan")}}, "gave nan as 'a'"),
+        ({"reward": 1.0, "agent:worker": 0.5}, "gave 'agent:worker' beside names of rewards; put it under a name"),
         ({"a": {"agent:nobody": 1}}, "is for node 'nobody', which called no model in the episode"),
         ({"a": {"step:call9": 1}}, "is for action 'call9', which the episode does not have"),
     ],

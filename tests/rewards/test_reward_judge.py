@@ -251,6 +251,19 @@ def test_a_cache_that_cannot_be_read_is_asked_again(judges: Any, tmp_path: Path,
     assert json.loads(kept.read_text())["score"] == 8.0
 
 
+def test_a_score_counts_whatever_becomes_of_its_cache(judges: Any, tmp_path: Path) -> None:
+    half = options(judges(lambda system, _: (200, completion(half_a_character(system)))))
+    assert scored(half, environment=RewardEnvironment(folder=tmp_path)) == 0.8
+    (kept,) = (tmp_path / "judge").iterdir()
+    assert json.loads(kept.read_text(encoding="ascii"))["reason"] == "so \ud83d"
+    (tmp_path / "file").write_text("no folder")
+    assert scored(half, environment=RewardEnvironment(folder=tmp_path / "file")) == 0.8
+
+
+def half_a_character(system: str) -> str:
+    return json.dumps({"nonce": nonce_of(system), "reason": "so \ud83d", "score": 8})
+
+
 def test_what_was_no_score_is_not_kept(judges: Any, tmp_path: Path) -> None:
     with pytest.raises(Absent):
         scored(options(judges(lambda *_: "nothing")), environment=RewardEnvironment(folder=tmp_path))
@@ -356,6 +369,8 @@ def test_the_judged_thing_is_a_text_or_json(judges: Any) -> None:
     judge = judges(fair(5))
     scored(options(judge), {"plan": ["a"], "done": True})
     assert '\n{"plan": ["a"], "done": true}\n' in judge.asked[0]["messages"][1]["content"]
+    scored(options(judge), {"share": float("nan")})
+    assert '\n{"share": NaN}\n' in judge.asked[1]["messages"][1]["content"]
     with pytest.raises(GraphError, match="'answer' holds a set"):
         scored(options(judge), {1, 2})
     with pytest.raises(Absent, match="no answer"):

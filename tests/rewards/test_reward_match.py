@@ -42,6 +42,9 @@ def run_of(answer: Any, expected: Any = None) -> RunView:
         ("b", ["a", "b"], {}, 1),
         ("c", ["a", "b"], {}, 0),
         (True, "true", {}, 1),
+        (1e-05, "0.00001", {}, 1),
+        (1e16, "10000000000000000.0", {}, 1),
+        (12.5, "12.5", {}, 1),
     ],
 )
 def test_exact(answer: Any, expected: Any, options: dict[str, Any], right: int) -> None:
@@ -86,6 +89,26 @@ def test_json_schema(answer: Any, right: int) -> None:
 
 
 @pytest.mark.parametrize(
+    "answer", ["NaN", "Infinity", "[-Infinity]", "1e999", float("nan"), {"x": [float("inf")]}], ids=str
+)
+def test_what_no_json_can_hold_meets_no_schema(answer: Any) -> None:
+    assert value(run_of(answer), kind="json_schema", answer_from="answer", schema={"not": {"const": 1}}) == 0
+    assert value(run_of("[2, 1e3]"), kind="json_schema", answer_from="answer", schema={"not": {"const": 1}}) == 1
+
+
+def test_references_that_lead_somewhere_inside_are_accepted() -> None:
+    schema = {
+        "$id": "https://example.test/plan",
+        "type": "object",
+        "properties": {"next": {"$ref": "#"}, "name": {"$ref": "#word"}, "$ref": {"const": "#/nowhere"}},
+        "$defs": {"word": {"$anchor": "word", "type": "string"}},
+        "examples": [{"$ref": "#/nowhere"}],
+    }
+    assert value(run_of('{"next": {"name": "a"}}'), kind="json_schema", answer_from="answer", schema=schema) == 1
+    assert value(run_of('{"next": {"name": 1}}'), kind="json_schema", answer_from="answer", schema=schema) == 0
+
+
+@pytest.mark.parametrize(
     ("answer", "expected", "options", "right"),
     [
         ("3 + 4 = 7", 7, {}, 1),
@@ -108,8 +131,32 @@ def test_json_schema(answer: Any, right: int) -> None:
         ("1e999", 7, {"abs_tol": 1e300}, 0),  # infinite: not a number to compare
         (10**400, 7, {"abs_tol": 1e300}, 0),
         (0, 0, {"rel_tol": 0.5}, 1),
+        ("it is − no, −5", -5, {}, 1),
+        ("−5", 5, {}, 0),
+        ("x = - 5", -5, {}, 1),
+        ("x = - 5", 5, {}, 0),
+        ("so x=− 5.", -5, {}, 1),
+        ("steps:\n- 3\n- 5", 5, {}, 1),  # a bullet is no sign
+        ("x-5", 5, {}, 1),
+        ("f(x)-5", 5, {}, 1),
+        ("a loss of -$1,250.50", -1250.5, {}, 1),
+        ("3-4 apples", 4, {}, 1),
+        ("5 -3", -3, {}, 1),
+        ("1e5", 100_000, {}, 1),
+        ("1.5E−3", 0.0015, {}, 1),
+        (1e-05, 0.00001, {}, 1),
+        (0.3, "0.3", {}, 1),
+        (9_007_199_254_740_992, 9_007_199_254_740_993, {}, 0),  # one and the same as floats
+        ("9007199254740993", 9_007_199_254_740_993, {}, 1),
+        ("12345678901234568", "12345678901234567", {}, 0),
+        ("12345678901234568", "12345678901234567", {"abs_tol": 1}, 1),
+        (10**400 + 1, 10**400, {}, 0),
+        ("1e99999999999999999999999", 7, {}, 0),  # no number that can be had
+        ("9" * 5_000, "9" * 5_000, {}, 1),
+        (float("nan"), 7, {}, 0),
+        (float("inf"), 7, {"abs_tol": 1e300}, 0),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40] if abs(value if isinstance(value, int) else 0) < 10**50 else "huge",
 )
 def test_numeric(answer: Any, expected: Any, options: dict[str, Any], right: int) -> None:
     given = value(run_of(answer, expected), kind="numeric", answer_from="answer", expected_from="expected", **options)
@@ -131,6 +178,32 @@ def test_a_field_that_is_missing_or_no_text_is_named(options: dict[str, str], me
     with pytest.raises(GraphError) as caught:
         value(run_of("1", "1"), **({"kind": "exact", "answer_from": "answer", "expected_from": "expected"} | options))
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("answer", [None, ["7"], {"x": 7}, [{"x": [None]}], ("7",)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kind": "exact", "expected_from": "expected"},
+        {"kind": "regex", "pattern": "(7)", "expected_from": "expected"},
+        {"kind": "regex", "pattern": ".*"},
+        {"kind": "numeric", "expected_from": "expected"},
+    ],
+    ids=str,
+)
+def test_an_answer_of_another_form_is_a_wrong_answer(options: dict[str, Any], answer: Any) -> None:
+    assert value(run_of(answer, "7"), answer_from="answer", **options) == 0
+
+
+@pytest.mark.parametrize("expected", [None, ["7", None], {"x": 7}], ids=str)
+def test_a_task_of_another_form_is_an_error_of_the_task(expected: Any) -> None:
+    with pytest.raises(GraphError, match=r"expected is a (NoneType|dict), not a text or a number"):
+        value(run_of(None, expected), kind="exact", answer_from="answer", expected_from="expected")
+
+
+def test_a_path_to_what_no_model_writes_lacks_a_step() -> None:
+    with pytest.raises(GraphError, match="'answer' is a list, not a text or a number; name a field inside it"):
+        value(run_of([SimpleNamespace(text="7")], "7"), kind="exact", answer_from="answer", expected_from="expected")
 
 
 def test_a_task_without_a_number_is_named() -> None:
@@ -206,6 +279,8 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], message: 
     [
         ({"type": "objekt"}, "rewards.json_schema: its schema is none: 'objekt' is not valid"),
         ({"properties": {"a": {"$ref": "http://127.0.0.1:9/x.json"}}}, "refers to 'http://127.0.0.1:9/x.json'"),
+        ({"items": {"$ref": "#/$defs/nope"}}, "its schema refers to '#/$defs/nope', which is not there"),
+        ({"$ref": "#nope"}, "its schema refers to '#nope', which is not there"),
         ("nowhere.json", "rewards.json_schema: cannot read the schema 'nowhere.json'"),
     ],
 )

@@ -95,6 +95,13 @@ def test_equality_is_mathematical(expected: str, answer: str, same: bool) -> Non
         ("from -3 to -1/2", "last_number", "-1/2"),
         ("2, 3, 4", "last_number", "4"),
         ("none at all", "auto", None),
+        ("It is 1e3.", "auto", "1000"),
+        ("about 2.5E-3", "auto", "0.0025"),
+        ("about 3e+9999", "auto", r"3 \cdot 10^{9999}"),
+        ("It is −5.", "auto", "-5"),
+        ("x = - 5", "auto", "-5"),
+        ("3-4 apples", "auto", "4"),
+        ("on 2024-05-06", "last_number", "06"),
         ("  x + 1 ", "whole", "x + 1"),
     ],
 )
@@ -260,9 +267,22 @@ def test_what_cannot_be_compared_is_absent_or_wrong_as_the_options_say() -> None
     assert earned("42", monster, limit_s=0.5, uncheckable="wrong") == 0.0
 
 
-def test_what_is_no_answer_and_no_expectation_is_refused() -> None:
-    with pytest.raises(GraphError, match="'answer' holds a list"):
-        earned("42", ["42"])
+def test_a_number_is_the_same_however_it_is_written() -> None:
+    assert earned(0.00001, "\\boxed{0.00001}") == 1.0
+    assert earned(1e-05, 1e-05) == 1.0
+    assert earned(-5, 1e-05) == 0.0
+    assert earned(3, "It is 1e3") == 0.0
+    assert earned("1e3", "so 1,000") == 1.0
+    assert earned("5", "It is −5") == 0.0
+    assert earned("−5", "It is \\boxed{-5}") == 1.0
+
+
+def test_an_answer_of_another_form_is_a_wrong_answer() -> None:
+    for answer in (None, ["42"], {"x": 42}):
+        assert earned("42", answer) == 0.0
+
+
+def test_what_is_no_expectation_is_refused() -> None:
     for nothing in (None, "", " ", [1]):
         with pytest.raises(GraphError, match="'gold' of task 't' is not an expression"):
             earned(nothing, "42")

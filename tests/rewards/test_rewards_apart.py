@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from support.paths import ROOT
 from support.reward_rig import example_run, score, table
 
@@ -63,6 +64,49 @@ def test_each_reward_has_a_task_of_its_own(tmp_path: Path) -> None:
         found = score(example_run(task), *tables, function=(function, "mine:reward"))
         assert found.team == {"reward": 11.0, "change": 12.0, "read": 212.0}
     assert task == {"id": "t1", "answer": 12, "tools": ["search", "calc"]}
+
+
+def test_what_a_reward_changes_in_the_final_state_no_other_reward_sees() -> None:
+    def change(_task: Any, state: Any) -> float:
+        state["answer"] = "12"
+        state["steps"][0]["done"].append(2)
+        state["seen"].add(3)
+        return 1.0
+
+    marker = object()
+    state: dict[str, Any] = {"answer": "wrong", "steps": ({"done": [1]},), "seen": {1}, "client": marker}
+    state["itself"] = state
+    right = table(kind="exact", answer_from="answer", expected_from="answer")
+    assert score(example_run(result=state), right, function=(change, "mine:reward")).team == {"reward": 1.0, "exact": 0}
+    assert (state["answer"], state["steps"], state["seen"]) == ("wrong", ({"done": [1]},), {1})
+
+    def shares(_task: Any, given: Any) -> float:
+        return float(given["client"] is marker and given["itself"] is given)
+
+    assert score(example_run(result=state), function=(shares, "mine:reward")).team == {"reward": 1.0}
+
+
+def test_a_number_that_is_not_finite_ends_its_episode_whatever_the_kind() -> None:
+    great = table(kind="composite", name="great", weights={"step_count": 1e308, "tokens": 1e308})
+    with pytest.raises(RewardFailedError, match="the reward 'great' is inf, not a finite number"):
+        score(example_run(), table(kind="step_count", budget=1), table(kind="tokens"), great)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kind": "composite", "weights": {"a": float("nan")}},
+        {"kind": "code", "answer_from": "a", "wall_s": float("inf")},
+        {"kind": "math", "answer_from": "a", "expected_from": "b", "limit_s": float("inf")},
+        {"kind": "task_completion", "rewards": {"a": float("nan")}},
+        {"kind": "cost", "per_million": {"prompt": float("inf"), "sampled": 1}},
+        {"kind": "step_count", "budget": 3, "timeout_s": float("inf")},
+    ],
+    ids=str,
+)
+def test_an_option_that_is_not_finite_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="finite number"):
+        table(**options)
 
 
 @pytest.mark.parametrize("error", OWN_ERRORS)

@@ -138,6 +138,12 @@ def test_the_answer_of_math_is_what_the_last_box_holds(solution: str, answer: st
     assert solution_to_answer(solution) == answer
 
 
+def test_a_record_of_math_keeps_an_id_of_its_own(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "test.jsonl", [MATH | {"unique_id": "t/5", "id": "mine"}])
+    (task,) = read_tasks(MathTasks(path=str(path)), ())
+    assert (task["id"], task["unique_id"]) == ("mine", "t/5")
+
+
 def test_gsm8k_keeps_the_solution_and_makes_the_number_the_answer(tmp_path: Path) -> None:
     record = {"question": "3 + 4?", "answer": "3 + 4 = <<3+4=7>>7\n#### 7"}
     path = write_lines(tmp_path / "train.jsonl", [record, record | {"id": "mine", "source": "x"}])
@@ -152,6 +158,7 @@ def test_gsm8k_keeps_the_solution_and_makes_the_number_the_answer(tmp_path: Path
     [
         *(("#### 42", "42"), ("a\n####42.5", "42.5"), ("#### -3", "-3"), ("#### $1,234,567.", "1234567")),
         *(("#### 1 #### 2", "2"), ("#### seven", None), ("42", None), ("####", None), ("#### 1 2", None)),
+        *(("#### 3,5", None), ("#### 12,34", None), ("#### 1,234.5", "1234.5"), ("#### -.5", "-.5")),
     ],
 )
 def test_the_number_of_gsm8k_is_a_plain_one(solution: str, number: str | None) -> None:
@@ -255,6 +262,9 @@ HEAD = '[graph]\napp = "a:b"\nnodes = ["n"]\nreward = "a:r"\n'
         ("3", "graph.tasks: a name, or a table whose kind is one of"),
         ('{ kind = "gsm8k", path = "x", levels = [1] }', "unknown key 'graph.tasks.gsm8k.levels'"),
         ('{ kind = "reasoning_gym", dataset = "x", limit = 3 }', "unknown key 'graph.tasks.reasoning_gym.limit'"),
+        ('{ kind = "math", path = "x", levels = [7] }', "graph.tasks.math.levels.0: Input should be less than or"),
+        ('{ kind = "math", path = "x", levels = [2, 2] }', "graph.tasks.math.levels: 2 is there twice"),
+        ('{ kind = "math", path = "x", levels = [-1] }', "graph.tasks.math.levels.0: Input should be greater than or"),
         ('{ kind = "jsonl", path = "x", limit = 0 }', "graph.tasks.jsonl.limit: Input should be greater than or equal"),
     ],
 )
@@ -275,3 +285,32 @@ def test_a_flag_says_a_name_or_a_kind_and_where() -> None:
 def test_a_whole_file_of_json_is_not_a_task_a_line(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(json.dumps(ITEMS, indent=1))
     assert "line 1 of" in refusal(str(tmp_path / "t.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["mixes", "needs", "opens", "breaks", "opens_late"])
+def test_a_function_that_fails_is_named_with_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "own_tasks.py").write_text(
+        "def mixes(): return [{'id': 1, 'q': 'a' + 1}]\n"
+        "def needs(x): return []\n"
+        "def opens(): return list(open('nowhere.jsonl'))\n"
+        "def breaks():\n    yield {'id': 1}\n    raise KeyError('boom')\n"
+        "def opens_late():\n    for line in open('nowhere.csv'): yield {}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    errors = {
+        "mixes": "TypeError: can only concatenate str",
+        "needs": "TypeError: needs() missing 1 required",
+        "opens": "FileNotFoundError: [Errno 2] No such file or directory: 'nowhere.jsonl'",
+        "breaks": "KeyError: 'boom'",
+        "opens_late": "FileNotFoundError: [Errno 2] No such file or directory: 'nowhere.csv'",
+    }
+    assert refusal(f"own_tasks.py:{name}").startswith(f"graph.tasks: 'own_tasks.py:{name}' failed: {errors[name]}")
+
+
+@pytest.mark.parametrize("name", ["tasks.csv", "tasks.json", "TASKS.JSONL", "data/tasks.txt", "./tasks"])
+def test_another_file_is_told_which_files_can_be_read(name: str) -> None:
+    assert refusal(name).startswith(
+        f"graph.tasks: {name!r} is no file of tasks: those end in .jsonl, .jsonl.gz or .parquet"
+    )
