@@ -197,7 +197,7 @@ def test_an_answer_of_another_form_is_a_wrong_answer(options: dict[str, Any], an
 
 @pytest.mark.parametrize("expected", [None, ["7", None], {"x": 7}], ids=str)
 def test_a_task_of_another_form_is_an_error_of_the_task(expected: Any) -> None:
-    with pytest.raises(GraphError, match=r"expected is a (NoneType|dict), not a text or a number"):
+    with pytest.raises(GraphError, match=r"'expected' is a (NoneType|dict), not a text or a number"):
         value(run_of(None, expected), kind="exact", answer_from="answer", expected_from="expected")
 
 
