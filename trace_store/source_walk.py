@@ -40,17 +40,17 @@ class SourceWalk:
         stops = self._walk(either, 1) & self._stops
         return {name: bool(exact_stops & self._bit_of[name]) for name in self._to_names(stops)}
 
-    def _walk(self, start: int, which: int) -> int:
+    def _walk(self, start: int, exactness: int) -> int:
         """All that is met, from the last thing to the first, by exact sources (0) or by any (1)."""
-        met, pending = 0, start
+        visited, pending = 0, start
         while pending:
             position = pending.bit_length() - 1
             bit = 1 << position
-            met |= bit
+            visited |= bit
             if not self._stops & bit:
-                pending |= self._sources_at(position)[which]
-            pending &= ~met
-        return met
+                pending |= self._sources_at(position)[exactness]
+            pending &= ~visited
+        return visited
 
     def _sources_at(self, position: int) -> tuple[int, int]:
         if position not in self._sources:
@@ -58,9 +58,9 @@ class SourceWalk:
         return self._sources[position]
 
     def _split(self, sources: Iterable[Source]) -> tuple[int, int]:
-        named = list(sources)
-        exact = self._to_bits(name for name, is_exact in named if is_exact)
-        return exact, exact | self._to_bits(name for name, is_exact in named if not is_exact)
+        pairs = list(sources)
+        exact = self._to_bits(name for name, is_exact in pairs if is_exact)
+        return exact, exact | self._to_bits(name for name, is_exact in pairs if not is_exact)
 
     def _to_bits(self, names: Iterable[str]) -> int:
         bits = 0

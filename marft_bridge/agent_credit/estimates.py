@@ -155,10 +155,12 @@ def _estimate_agent(
     interval: tuple[float, float] | None = member.simultaneous
     # A share q of tasks on which the agent matters goes unseen with probability (1 - q)^tasks; alpha / family_size
     # bounds q. No resample holds what was not seen, so that the bootstrap alone may end at the largest value seen.
-    unseen = unseen_share(tasks, ALPHA / family_size)
-    most = (1 - unseen) * member.simultaneous[1] + unseen * score_range if score_range else None
+    unseen_fraction = unseen_share(tasks, ALPHA / family_size)
+    upper_bound = (
+        (1 - unseen_fraction) * member.simultaneous[1] + unseen_fraction * score_range if score_range else None
+    )
     if not any(by_sample.values()):  # the bootstrap has no variance at all
-        interval = (-unseen * score_range, unseen * score_range) if score_range else None
+        interval = (-unseen_fraction * score_range, unseen_fraction * score_range) if score_range else None
     return AgentCredit(
         agent=agent,
         contribution=member.result.diff,
@@ -168,17 +170,17 @@ def _estimate_agent(
         improved_episodes=sum(value > 0 for value in by_sample.values()),
         worsened_episodes=sum(value < 0 for value in by_sample.values()),
         calls=calls,
-        finding=_agent_finding(member, most, calls, min_contribution=min_contribution),
+        finding=_agent_finding(member, upper_bound, calls, min_contribution=min_contribution),
     )
 
 
-def _agent_finding(member: FamilyMember, most: float | None, calls: float, min_contribution: float) -> Finding:
-    """`most`: what the agent may be worth at most, with what was not seen; None: nothing tells."""
+def _agent_finding(member: FamilyMember, upper_bound: float | None, calls: float, min_contribution: float) -> Finding:
+    """`upper_bound`: what the agent may be worth at most, with what was not seen; None: nothing tells."""
     if member.verdict != "not settled":
         return "adds" if member.verdict == "higher" else "harmful"
     if not calls:
         return "did not act"
-    return "lazy" if most is not None and most < min_contribution else "not settled"
+    return "lazy" if upper_bound is not None and upper_bound < min_contribution else "not settled"
 
 
 def _estimate_pair(pair: tuple[str, str], members: Mapping[tuple[str, ...], FamilyMember]) -> PairCredit:

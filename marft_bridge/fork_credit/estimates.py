@@ -103,13 +103,13 @@ def runs_to_credits(
         most_calls = max(sum(call.node == node for call in run.calls) for run in runs)
         bounds[kind, node] = score_range if kind == "difference" else _variance_bound(score_range) * most_calls
     judged = _estimate_family(family, bounds, seed=seed)
-    estimates = {name: each.estimate for name, each in judged.items()}
+    estimates = {name: judged_figure.estimate for name, judged_figure in judged.items()}
     node_credits = []
     for node in nodes:
         calls = sum(call.node == node for run in runs for call in run.calls) / max(len(runs), 1)
         level = 1 - ALPHA / max(len(family), 1)
         credit = _to_credit(node, None, calls, decided=decided[node], estimates=estimates, level=level)
-        of_node = {kind: each for (kind, name), each in judged.items() if name == node}
+        of_node = {kind: figure for (kind, name), figure in judged.items() if name == node}
         node_credits.append(replace(credit, finding=_to_finding(credit, of_node, min_contribution)))
     return node_credits, _single_calls(runs, nodes, score_range=score_range, seed=seed)
 
@@ -194,7 +194,7 @@ _Verdict = Literal["higher", "lower", "not settled"]
 class _Judged:
     estimate: Estimate
     verdict: _Verdict
-    most: float | None  # what the mean may be at most, with what was not seen; None: nothing tells
+    upper_bound: float | None  # what the mean may be at most, with what was not seen; None: nothing tells
 
 
 def _estimate_family(
@@ -224,22 +224,22 @@ def _estimate_family(
         mean = sum(values.values) / len(values.values)
         interval: tuple[float, float] | None = None
         verdict: _Verdict = "not settled"
-        most = None
+        upper_bound = None
         if name in judged:
-            unseen = unseen_share(tasks, ALPHA / len(judged))
+            unseen_fraction = unseen_share(tasks, ALPHA / len(judged))
             interval, verdict = members[name].simultaneous, members[name].verdict
             if not _has_spread(values.values, [1.0] * len(values.values), values.tasks):
-                interval = _bound_mean(mean, bounds[name], unseen)
-                most = None if interval is None else interval[1]
+                interval = _bound_mean(mean, bounds[name], unseen_fraction)
+                upper_bound = None if interval is None else interval[1]
             elif bounds[name]:
-                most = (1 - unseen) * interval[1] + unseen * max(bounds[name], abs(mean))
+                upper_bound = (1 - unseen_fraction) * interval[1] + unseen_fraction * max(bounds[name], abs(mean))
         if interval is None or interval[0] <= 0 <= interval[1]:
             verdict = "not settled"
         low, high = interval or (None, None)
         estimates[name] = _Judged(
             Estimate(mean, low, high, runs=len(values.values), tasks=tasks),
             verdict,
-            most=most,
+            upper_bound=upper_bound,
         )
     return estimates
 
@@ -292,13 +292,13 @@ def _to_finding(credit: ForkCredit, judged: Mapping[str, _Judged], min_contribut
     figure, limit = "difference", min_contribution
     if credit.difference is None:
         figure, limit = "decided", min_contribution**2
-    found = judged.get(figure)
-    if found is not None and found.verdict != "not settled":
+    node_judged = judged.get(figure)
+    if node_judged is not None and node_judged.verdict != "not settled":
         if figure == "decided":
-            return "decides" if found.verdict == "higher" else "not settled"
-        return "adds" if found.verdict == "higher" else "harmful"
+            return "decides" if node_judged.verdict == "higher" else "not settled"
+        return "adds" if node_judged.verdict == "higher" else "harmful"
     if not credit.calls:
         return "did not act"
-    if found is None or found.most is None or found.most >= limit:
+    if node_judged is None or node_judged.upper_bound is None or node_judged.upper_bound >= limit:
         return "not settled"
     return "idle" if figure == "decided" else "lazy"

@@ -49,4 +49,4 @@ def read_credit_run(store: TraceStore, name: str, metric: str | None) -> CreditR
         if source == latest:
             values.setdefault(node, []).append((task, value))
     match = matches[latest]
-    return CreditRun(match["run"], match["metric"], match["substitute"], values)
+    return CreditRun(match["run"], match["metric"], substitute=match["substitute"], values=values)

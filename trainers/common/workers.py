@@ -90,8 +90,8 @@ class Workers:
     def turns(self, batches: Sequence[X]) -> Iterator[X | None]:
         """As `mine`, in step with the others: None at the end when this process has none left and others do."""
         for first in range(0, len(batches), self.count):
-            own = first + self.rank
-            yield batches[own] if own < len(batches) else None
+            position = first + self.rank
+            yield batches[position] if position < len(batches) else None
 
     def add_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Replaces every gradient by its sum over processes, in one message.

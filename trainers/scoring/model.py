@@ -33,7 +33,7 @@ from trainers.scoring.four_bit import compute_by_whole_weights, require_bitsandb
 from trainers.scoring.hidden_states import hidden_at, rows_to_passes
 from trainers.scoring.microbatch import MicroBatch, rows_to_rectangle
 from trainers.scoring.packed import ON_TREE, find_packing
-from trainers.scoring.sharded_base import shard_layers, whole
+from trainers.scoring.sharded_base import gathered, shard_layers
 from trainers.scoring.shared_prefix import can_share_prefixes
 from trainers.scoring.token_logprobs import (
     hidden_to_logprobs,
@@ -100,7 +100,7 @@ class PolicyModel:
             _initialise(self._parameters[adapter], seed, adapter)
         self._active: str | None = None
         for layer in sharded:
-            with whole(layer):
+            with gathered(layer):
                 speed_up(layer)
         speed_up(self.peft, but=sharded)
         self.packing = find_packing(self._backbone, self.device)

@@ -53,16 +53,16 @@ def shard_layers(base: Any, backbone: Any, device: torch.device, *, model_dir: P
     mesh = DeviceMesh.from_group(dist.group.WORLD, device.type)
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-    kept = {weight for weight in base.parameters() if not isinstance(weight, DTensor)}
+    unsharded = {weight for weight in base.parameters() if not isinstance(weight, DTensor)}
     # around all of them, so that a layer's weights come while the layer before it is computed
-    fully_shard(backbone, mesh=mesh, reshard_after_forward=True, ignored_params=kept)
-    for tensor in [*kept, *base.buffers()]:
+    fully_shard(backbone, mesh=mesh, reshard_after_forward=True, ignored_params=unsharded)
+    for tensor in [*unsharded, *base.buffers()]:
         tensor.data = tensor.data.to(device)
     return layers
 
 
 @contextmanager
-def whole(layer: torch.nn.Module) -> Iterator[None]:
+def gathered(layer: torch.nn.Module) -> Iterator[None]:
     """The layer's weights are together while the context lasts; every process must enter it."""
     assert isinstance(layer, FSDPModule)
     layer.unshard()
