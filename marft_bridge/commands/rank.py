@@ -96,7 +96,8 @@ def rank(path: Path, run_folder: Path | None, options: RankOptions, reporter: Re
         groups = read_groups(store, options.node, name=options.name, source=source, runs=options.runs)
     if not groups:
         raise ConfigError(
-            f"rank: {path} has no task with two runs to compare that are not ranked by this judge and rubric already"
+            f"rank: {path} has no task with two runs to compare of which none is ranked by this judge and rubric: a "
+            "task that has ranked runs is left alone, with what was recorded later, since the two would not compare"
         )
     assert judge.base_url is not None
     assert judge.model is not None

@@ -20,6 +20,7 @@ CPU_MODEL_LEN = 4096  # on a CPU: tokens of one call at most, unless max_model_l
 _TRAINING = "training relies on its value"
 _LINEAGE = "put it into the model's folder, by which episodes know their tokenizer and chat template"
 _ADDRESS = "the server is reached under an address of our own"
+_OF_FOLDER = "the model is a folder, which has no revisions: name the folder of that one"
 OWN_ARGUMENTS = {
     "--model": "set model.path",
     "--host": _ADDRESS,
@@ -49,9 +50,9 @@ OWN_ARGUMENTS = {
     "--tool-call-parser": "set serve.tool_call_parser",
     "--enable-auto-tool-choice": "set serve.tool_call_parser",
     "--tokenizer": _LINEAGE,
-    "--tokenizer-mode": _LINEAGE,
-    "--tokenizer-revision": _LINEAGE,
-    "--revision": _LINEAGE,
+    "--tokenizer-mode": "the tokenizer is the one in the model's folder, by which episodes know their tokens",
+    "--tokenizer-revision": _OF_FOLDER,
+    "--revision": _OF_FOLDER,
     "--chat-template": _LINEAGE,
     "--chat-template-content-format": _LINEAGE,
     "--default-chat-template-kwargs": _LINEAGE,

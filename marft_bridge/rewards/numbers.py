@@ -29,9 +29,9 @@ def plain_minus(text: str) -> str:
 
 
 def numbers_in(text: str, *, fractions: bool = False) -> list[str]:
-    """The numbers of a text, without commas and spaces; with `fractions`, 1/2 is one."""
+    """The numbers of a text, without commas, spaces and a plus before them; with `fractions`, 1/2 is one."""
     pattern = _NUMBER_OR_FRACTION if fractions else _NUMBER
-    return [number.translate(_FILLING) for number in pattern.findall(plain_minus(text))]
+    return [number.translate(_FILLING).removeprefix("+") for number in pattern.findall(plain_minus(text))]
 
 
 def to_decimal(value: str | float) -> Decimal | None:
@@ -58,9 +58,9 @@ def _with_point(text: str) -> str:
 
 def without_exponent(expression: str) -> str:
     """The same expression; one that is a number with an exponent as plain decimals, or as a power of ten."""
-    number = expression.translate(_FILLING)
-    if "e" not in number.lower() or not _NUMBER.fullmatch(number):
+    if "e" not in expression.lower() or not _NUMBER.fullmatch(expression.strip()):  # `1, 2e3` is a list of two
         return expression
+    number = expression.translate(_FILLING)
     mantissa, _, exponent = number.lower().partition("e")
     if len(exponent) <= len(str(_MAX_PLAIN_EXPONENT)) + 1 and abs(int(exponent)) <= _MAX_PLAIN_EXPONENT:
         return format(Decimal(number), "f")

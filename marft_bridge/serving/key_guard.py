@@ -2,7 +2,7 @@
 
 vLLM itself asks for the key below /v1 and a few other paths only, and mounts more, such as POST /adapters, which loads
 adapters and replaces them. Its routes to put the engine to sleep exist in its development mode only, beside others that
-run any method of the engine; two of ours stand in for them. Invariant: without the key nothing but /health is answered,
+run any method of the engine; two of ours stand in for them. Invariant: without the key no route but /health is reached,
 whatever vLLM mounts. vLLM loads the class by its name (`--middleware`).
 """
 
@@ -34,8 +34,11 @@ class KeyGuard:
         self._app, self._expected = app, f"Bearer {key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on what has the key, and the server's own start and end; answers the two paths of sleep itself."""
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] == _OPEN_PATH):
+        """Passes on what has the key, and the server's own start and end; answers the two paths of sleep itself.
+
+        A browser's question whether another page may ask (CORS) has no key; vLLM answers it before any route.
+        """
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and _is_open(scope)):
             await self._app(scope, receive, send)
         elif not secrets.compare_digest(dict(scope["headers"]).get(b"authorization", b""), self._expected):
             await _refuse(scope, send)
@@ -43,6 +46,12 @@ class KeyGuard:
             await _sleep_or_wake(scope, send)
         else:
             await self._app(scope, receive, send)
+
+
+def _is_open(scope: Scope) -> bool:
+    if scope["method"] == "OPTIONS":
+        return {b"origin", b"access-control-request-method"} <= {name for name, _ in scope["headers"]}
+    return bool(scope["path"] == _OPEN_PATH)
 
 
 async def _refuse(scope: Scope, send: Send) -> None:

@@ -70,7 +70,7 @@ def test_runs_of_a_task_get_rewards_and_nothing_is_judged_twice(
     assert of[0] < of[2] < of[1]
     assert of[3] == of[4] == 0.5
     assert ranked(path, judge) == 2
-    assert "not ranked by this judge and rubric already" in capsys.readouterr().err
+    assert "of which none is ranked by this judge and rubric" in capsys.readouterr().err
     (path.parent / "rubric.txt").write_text("Which is shorter?")
     assert ranked(path, judge) == 0
     assert len(judge.asked) == 16
@@ -89,7 +89,7 @@ def test_runs_beyond_the_limit_are_not_ranked_among_themselves_by_a_second_comma
     assert ranked(path, judge, "--runs", "3") == 0
     first = judge.asked[:]
     assert ranked(path, judge, "--runs", "3") == 2
-    assert "not ranked by this judge and rubric already" in capsys.readouterr().err
+    assert "of which none is ranked by this judge and rubric" in capsys.readouterr().err
     assert judge.asked == first
     with TraceStore.open(path) as store:
         assert store.sql("SELECT count(*) FROM rewards WHERE name = 'ranked'") == [(5,)]

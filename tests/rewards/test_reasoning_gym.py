@@ -175,6 +175,7 @@ def test_the_reward_finds_the_answer_where_the_table_says() -> None:
     assert earned(task, f"<answer>1</answer> no: <answer> {right} </answer>.", find="tag") == 1.0
     assert earned(task, f"so \\boxed{{{right}}}", find="boxed") == 1.0
     assert earned(task, f"1 + 1 is not it, {right} is", find="last_number") == 1.0
+    assert earned(task, f"so it is +{right}", find="last_number") == 1.0
     assert earned(task, right, find="tag") == 0.0
     assert earned(task, f"<answer>{right}", find="tag") == 0.0
     assert earned(task, None) == 0.0

@@ -273,6 +273,8 @@ def test_a_number_is_the_same_however_it_is_written() -> None:
     assert earned(-5, 1e-05) == 0.0
     assert earned(3, "It is 1e3") == 0.0
     assert earned("1e3", "so 1,000") == 1.0
+    assert earned("12000", "\\boxed{1, 2e3}") == 0.0  # a list of two
+    assert earned("5", "9 - 4 = +5") == 1.0
     assert earned("5", "It is −5") == 0.0
     assert earned("−5", "It is \\boxed{-5}") == 1.0
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
@@ -81,6 +83,17 @@ def test_without_the_key_only_health_is_answered(app: Starlette, key: str | None
     assert ask(app, "GET", "/health", key).text == "up"
 
 
+def test_a_browsers_question_whether_a_page_may_ask_needs_no_key_and_reaches_no_route(app: Starlette) -> None:
+    """It never has one. vLLM's own CORS layer answers it, which stands behind the guard."""
+    asked = {"Origin": "http://page", "Access-Control-Request-Method": "POST"}
+    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
+    app.user_middleware.reverse()  # the guard is outermost
+    with TestClient(app) as client:
+        answer = client.options("/tokenize", headers=asked)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
+        assert client.options("/tokenize").status_code == client.post("/tokenize", headers=asked).status_code == 401
+
+
 def test_what_has_the_key_is_passed_on(app: Starlette) -> None:
     assert ask(app, "POST", "/tokenize", KEY).text == "up"
     assert ask(app, "GET", "/v1/nothing", KEY).status_code == 404
@@ -137,6 +150,16 @@ def read_vllm_authentication() -> Any:
     return module.AuthenticationMiddleware
 
 
+@pytest.fixture
+def log_levels_as_they_were() -> Iterator[None]:
+    """SageMaker's routes have the root logger and its handlers say errors only, for the whole process."""
+    before = [(speaker, speaker.level) for speaker in (logging.root, *logging.root.handlers)]
+    yield
+    for speaker, level in before:
+        speaker.setLevel(level)
+
+
+@pytest.mark.usefixtures("log_levels_as_they_were")
 def test_routes_that_vllm_mounts_beside_its_key_are_guarded() -> None:
     """vLLM's own authentication lets the SageMaker routes through, which load and replace adapters."""
     sagemaker = pytest.importorskip("model_hosting_container_standards.sagemaker")

@@ -89,8 +89,9 @@ class PolicyModel:
         self._head: Any = base.get_output_embeddings()
         self.vocabulary: int = base.get_input_embeddings().num_embeddings
         check_output_layer(base, self._backbone, self._head, model_dir=model_dir)
-        # a layer that is computed again would add to the cache a second time
-        self._shares_prefixes = not checkpointing and can_share_prefixes(self._backbone, self.device)
+        # A layer that is computed again would add to the cache a second time; and where layers are dealt out every pass
+        # must go through them once, whatever its rows begin with.
+        self._shares_prefixes = not (checkpointing or is_sharded) and can_share_prefixes(self._backbone, self.device)
         _check_targets(base, lora, model_dir)
         # peft builds module names from adapter names, which must not contain dots; node names may
         self._slots = {adapter: f"slot{i}" for i, adapter in enumerate(self.adapters)}
