@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from transformers import FalconConfig, FalconForCausalLM
 
 from trainers.batch import ActionItem
 from trainers.checks.reality import base_fingerprint, check_frozen
@@ -21,6 +22,7 @@ from trainers.scoring.microbatch import items_to_microbatches
 from trainers.scoring.model import PolicyModel
 
 NAME = "support.sharded_laws:parts"
+UNPACKED = "support.sharded_laws:unpacked"
 _COLUMNS = ((2, 3), (1,))
 
 
@@ -68,6 +70,44 @@ def parts(workers: Workers, argument: dict[str, Any]) -> dict[str, Any]:
         "differing": differing,
         "change": change,
     }
+
+
+def unpacked(workers: Workers, argument: dict[str, Any]) -> list[bool]:
+    """Of an architecture that packs no rows: may it share beginnings, whole and dealt out; is the gradient the same?
+
+    The first process alone has rows, which begin alike, so that a whole base goes through its layers twice for them.
+    """
+    whole, sharded = (
+        PolicyModel(
+            Path(argument["falcon"]), ["a"], LoraOptions(rank=4, target_modules=("query_key_value",)), "cpu", seed=0,
+            is_sharded=is_sharded,
+        )
+        for is_sharded in (False, True)
+    )  # fmt: skip
+    for model in (whole, sharded):
+        _move(model)
+    shared = tuple(range(1, 11))
+    items = [ActionItem("a", (*shared, 11), (4, 5), None, 1.0), ActionItem("a", (*shared, 12, 13), (7,), None, 1.0)]
+    (batch,) = items_to_microbatches(items, 1000, rows_to_groups=whole.rows_to_groups)
+    if workers.rank > 0:
+        sharded.idle_pass("a", backwards=1)
+        return [whole._shares_prefixes, sharded._shares_prefixes]
+    gradients = [
+        torch.autograd.grad(model.logprobs("a", batch).sum(), list(model.parameters("a").values()))
+        for model in (whole, sharded)
+    ]
+    close = [bool(torch.allclose(mine, expected, atol=1e-5)) for expected, mine in zip(*gradients, strict=True)]
+    return [whole._shares_prefixes, sharded._shares_prefixes, *close]
+
+
+def save_falcon(folder: Path) -> Path:
+    config = FalconConfig(
+        vocab_size=32, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, bos_token_id=1, eos_token_id=2
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        FalconForCausalLM(config).save_pretrained(folder)
+    return folder
 
 
 def _move(model: PolicyModel) -> None:

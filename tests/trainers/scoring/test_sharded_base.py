@@ -13,6 +13,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from support.sharded_laws import NAME as LAWS
+from support.sharded_laws import UNPACKED, save_falcon
 from support.shared_update import NAME, UPDATES
 from support.tiny_policy import AGENTS, save_tiny_llama
 from support.trainer_options import trainer_options
@@ -38,14 +39,15 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, list
     folder = tmp_path_factory.mktemp("sharded")
     model = save_tiny_llama(folder / "model")
     deep = save_tiny_llama(folder / "deep", layers=LAYERS, hidden=96)
+    falcon = save_falcon(folder / "falcon")
     save_tiny_llama(folder / "teacher", seed=7)
     results = {}
     for is_sharded in (False, True):
         fixed = _FIXED | {"shard_base": is_sharded}
         options = {kind: (what, 1 if kind == "one episode" else 7, fixed | own) for kind, (what, own) in _WAYS.items()}
         (folder / str(is_sharded)).mkdir()
-        argument = {"model": str(model), "deep": str(deep), "options": options}
-        functions = [NAME, LAWS] if is_sharded else [NAME]
+        argument = {"model": str(model), "deep": str(deep), "falcon": str(falcon), "options": options}
+        functions = [NAME, LAWS, UNPACKED] if is_sharded else [NAME]
         results[is_sharded] = in_processes(COUNT, functions, folder / str(is_sharded), argument)
     return results
 
@@ -78,6 +80,17 @@ def test_each_process_keeps_its_part_of_every_layer_and_passes_leave_no_more(
 @pytest.mark.slow
 def test_log_probs_gradients_and_features_are_those_of_whole_layers(ended: dict[bool, dict[str, list[Any]]]) -> None:
     assert [part["differing"] for part in ended[True][LAWS]] == [[], [], []]
+
+
+@pytest.mark.slow
+def test_rows_that_begin_alike_are_one_pass_where_layers_are_dealt_out(ended: dict[bool, dict[str, list[Any]]]) -> None:
+    """A whole base that packs no rows makes two of them, and no other process would know."""
+    (whole_shares, sharded_shares, *same), *others = ended[True][UNPACKED]
+    assert whole_shares
+    assert not sharded_shares
+    assert same
+    assert all(same)
+    assert others == [[True, False], [True, False]]
 
 
 @pytest.mark.slow
