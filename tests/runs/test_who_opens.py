@@ -176,6 +176,8 @@ class Trainer:
         self.rounds, self.nodes = 0, nodes
         save = lambda node, folder: write_zero_adapter(folder, model_dirs[node], ("q_proj",))
         self.policies = SimpleNamespace(save_adapter=save, trained=(), models={})
+    def begin_from(self, adapters, learned_tasks):
+        pass
     def warm_up(self, episodes):
         return {"critic": {"explained_variance": None}}
     def replay(self, episodes):
