@@ -47,8 +47,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, dict[str, list
         options = {kind: (what, 1 if kind == "one episode" else 7, fixed | own) for kind, (what, own) in _WAYS.items()}
         (folder / str(is_sharded)).mkdir()
         argument = {"model": str(model), "deep": str(deep), "falcon": str(falcon), "options": options}
-        functions = [NAME, LAWS, UNPACKED] if is_sharded else [NAME]
-        results[is_sharded] = in_processes(COUNT, functions, folder / str(is_sharded), argument)
+        results[is_sharded] = in_processes(COUNT, [NAME], folder / str(is_sharded), argument)
+    (folder / "laws").mkdir()  # in processes of their own, in which nothing else comes and goes
+    results[True] |= in_processes(COUNT, [LAWS, UNPACKED], folder / "laws", argument)
     return results
 
 
@@ -71,7 +72,7 @@ def test_each_process_keeps_its_part_of_every_layer_and_passes_leave_no_more(
         assert max(own for own, _ in held) == -(-rows // COUNT)
     for part in parts:
         whole, sharded = part["built"]
-        assert whole - sharded == pytest.approx(part["layer"] * LAYERS * (1 - 1 / COUNT), rel=0.01)
+        assert whole - sharded == pytest.approx(part["layer"] * LAYERS * (1 - 1 / COUNT), rel=0.05)  # a layer is 12 %
         assert part["left"] == 0
         assert part["looks"] == 4  # three ways forward and one back
         assert part["layer"] < part["inside"] < _WHOLE_LAYERS * part["layer"]
