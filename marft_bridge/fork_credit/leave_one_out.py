@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from marft_bridge.fork_credit.estimates import Estimate
-from marft_bridge.rewards.agent_credit import CREDIT_REWARDS, read_credit_run
+from marft_bridge.rewards.agent_credit import CREDIT_REWARDS, read_credit_values
 from marft_bridge.statistics import mean_interval
 from trace_store.store import TraceStore
 
@@ -21,7 +21,7 @@ class LeaveOneOut:
 
 def read_leave_one_out(store: TraceStore, metric: str) -> LeaveOneOut | None:
     """The latest run of `credit` on this team reward; None where the store has none."""
-    run = read_credit_run(store, CREDIT_REWARDS[0], metric)
+    run = read_credit_values(store, CREDIT_REWARDS[0], metric)
     if run is None:
         return None
     estimates = {}

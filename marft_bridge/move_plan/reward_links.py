@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marft_bridge.move_plan.considered import EPISODES
-from marft_bridge.rewards.agent_credit import CREDIT_REWARDS, read_credit_run
+from marft_bridge.rewards.agent_credit import CREDIT_REWARDS, read_credit_values
 from marft_bridge.statistics.means import MeanInterval, difference_interval, mean_interval, pass_at_k
 from trace_store.store import TraceStore
 
@@ -175,7 +175,7 @@ def _answers(node: str, runs: Sequence[_Run]) -> MeanInterval | None:
 def _read_credits(store: TraceStore, reward: str | None) -> dict[str, MeanInterval]:
     """Node -> what the latest `credit` on this reward measured that it adds: Shapley values where there are any."""
     for name in reversed(CREDIT_REWARDS):
-        run = read_credit_run(store, name, reward)
+        run = read_credit_values(store, name, reward)
         if run is not None:
             return {
                 node: mean_interval([value for _, value in pairs], clusters=[task for task, _ in pairs])

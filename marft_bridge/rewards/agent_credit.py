@@ -24,16 +24,15 @@ ORDER BY r.created_ns DESC, r.source, r.node, e.task_id, r.episode_id
 
 
 @dataclass(frozen=True, slots=True)
-class CreditRun:
+class CreditValues:
     """What one run of `credit` wrote under one name."""
 
     run_id: str
-    metric: str  # the team reward that it replaced agents for
     substitute: str
     values: dict[str, list[tuple[str, float]]]  # node -> (task, value) of each episode
 
 
-def read_credit_run(store: TraceStore, name: str, metric: str | None) -> CreditRun | None:
+def read_credit_values(store: TraceStore, name: str, metric: str | None) -> CreditValues | None:
     """The latest run of `credit` on this team reward, or on any (None); None where the store has none.
 
     Args:
@@ -49,4 +48,4 @@ def read_credit_run(store: TraceStore, name: str, metric: str | None) -> CreditR
         if source == latest:
             values.setdefault(node, []).append((task, value))
     match = matches[latest]
-    return CreditRun(match["run"], match["metric"], substitute=match["substitute"], values=values)
+    return CreditValues(match["run"], match["substitute"], values)
