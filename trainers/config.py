@@ -34,7 +34,7 @@ def _off_to_none(value: Any) -> Any:
 
 
 class _Options(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class LoraOptions(_Options):

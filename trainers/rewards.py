@@ -32,7 +32,7 @@ from trainers.errors import TrainError
 class ShapingTerm(BaseModel):
     """A recorded reward that is added to the team reward of the game."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     reward: str = Field(min_length=1)
     """Its name in the store."""

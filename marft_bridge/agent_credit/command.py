@@ -100,7 +100,7 @@ def credit(config: BridgeConfig, options: CreditOptions, reporter: Reporter, res
             requests = unfinished_requests(store, plan)
         if requests:
             with (
-                take_in_on_failure(folder, reporter, "credit"),
+                take_in_on_failure(folder, reporter),
                 open_session(config, folder, app, versions=versions, reporter=reporter) as session,
             ):
                 session.models.serve_only(requests_to_versions(plan))
@@ -115,7 +115,7 @@ def credit(config: BridgeConfig, options: CreditOptions, reporter: Reporter, res
             run_of=options.run_of,
             substitute=substitute.label,
         )
-        with take_in_on_failure(folder, reporter, "credit"), open_run_store(folder, reporter, WAIT_IN_RUN_S) as store:
+        with take_in_on_failure(folder, reporter), open_run_store(folder, reporter, WAIT_IN_RUN_S) as store:
             credit_run.store_and_print(store, options.min_contribution, config.seed, reporter=reporter)
 
 

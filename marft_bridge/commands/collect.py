@@ -44,7 +44,7 @@ def collect(config: BridgeConfig, reporter: Reporter, resume: bool) -> None:
         if resume:
             reporter.say(f"{finished_before} episodes are there, {len(requests)} to run")
         if requests:
-            with take_in_on_failure(folder, reporter, "collect"):
+            with take_in_on_failure(folder, reporter):
                 if on_ray:
                     tally = run_requests_on_ray(
                         config,

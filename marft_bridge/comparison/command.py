@@ -116,7 +116,7 @@ def compare(config: BridgeConfig, reporter: Reporter, resume: bool, flags: Versi
             refuse_other_plan(store, plan)
             begin_run(store, plan.run_id, "compare", config=config, folder=folder, plan=plan.content())
         runner = _Runner(config, folder, reporter, plan=plan, versions=versions, apps=apps)
-        with take_in_on_failure(folder, reporter, "compare"):
+        with take_in_on_failure(folder, reporter):
             progress = runner.run()
             kl = _estimate_kl(config, folder, reporter, plan=plan, versions=versions)
             with open_run_store(folder, reporter, WAIT_IN_RUN_S) as store:

@@ -43,7 +43,7 @@ MAX_NAME_BYTES = 200  # of a name that is part of a path
 
 
 class _Options(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class GraphOptions(_Options):

@@ -39,7 +39,7 @@ def text_to_version(flag: str, text: str) -> Version:
 
 
 class _Options(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def _is_version(value: Any) -> bool:

@@ -15,7 +15,7 @@ from marft_bridge.common.addresses import refuse_address
 class FallbackJudgeOptions(BaseModel):
     """A judge that reads local answers before they go out, by the rubric of their node."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     base_url: str
     """Up to and with /v1: an OpenAI-compatible server."""
@@ -66,7 +66,7 @@ class FallbackJudgeOptions(BaseModel):
 class FallbackOptions(BaseModel):
     """A hosted model behind the local one, for the traffic of `serve --split` and `serve --mirror`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     base_url: str
     """Up to and with /v1: an OpenAI-compatible server."""

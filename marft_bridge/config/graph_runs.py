@@ -16,7 +16,7 @@ _SET_HERE = ("thread_id", "checkpoint_id", "checkpoint_ns")
 class RunConfigOptions(BaseModel):
     """What a run of the graph is given as LangGraph's config."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     configurable: dict[str, Any] = {}
     """Values that the app reads from the config; not thread_id, which is new for every episode."""

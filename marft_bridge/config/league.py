@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class LeagueOptions(BaseModel):
     """Opponents from a league: on some tasks of a round one side is played by an earlier version of itself, frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     share: float = Field(0.5, gt=0, le=1)
     """Chance of a task to be played against an earlier version; on the others all sides are the newest. Which side is

@@ -17,7 +17,7 @@ ModelName = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9_-]{0,31}$")]
 
 
 class _Options(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelOptions(_Options):

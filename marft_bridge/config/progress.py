@@ -13,7 +13,7 @@ class ProgressOptions(BaseModel):
     in that round, as a reward `progress` of level `agent`. Each version is measured on the same tasks, of which no
     round takes any. A change is known one round later, so this agent learns from each round one round late."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     agent: str = Field(min_length=1)
     """Who is paid; one of graph.nodes, with an adapter of its own."""

@@ -11,7 +11,7 @@ from marft_bridge.config.gate_expression import expression_to_gate
 class PromoteOptions(BaseModel):
     """What `marft-bridge promote` asks for."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     gate: str | None = None
     """The condition, as `correct>0 and tokens<1.2x`; --if overrides it. Without one the deciding metric has to be shown

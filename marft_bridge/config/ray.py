@@ -27,7 +27,7 @@ class RayOptions(BaseModel):
     """A Ray cluster, where `collect.engine`, `train.rollouts` or `train.engine` is "ray"; needs the extra `ray`. The
     learners of `train.engine` read `address`, `working_dir` and `start_timeout_s`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     address: str | None = None
     """HOST:PORT of a cluster that runs and that this machine is part of ("auto" finds it); None: one on this machine,

@@ -16,7 +16,7 @@ from marft_bridge.common.redaction_patterns import SECRETS, names_to_patterns
 class RecordOptions(BaseModel):
     """What is recorded, what is taken out before it is written, and whether spans are exported too."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     content: bool = True
     """False: no messages, tool arguments, results, tasks or token ids; structure and numbers only. Such a record

@@ -88,7 +88,7 @@ def own_flag(flag: str, own_flags: Collection[str]) -> str | None:
 class CpuOptions(BaseModel):
     """How the CPU build of vLLM uses the machine. What is left out is chosen for the machine."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     threads: int | None = Field(default=None, ge=1)
     """Threads of the engine's arithmetic; None is one for each physical core that this process may use."""
@@ -105,7 +105,7 @@ class CpuOptions(BaseModel):
 class ServeOptions(BaseModel):
     """How the model is served. An option that would have no effect is refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     port: int | None = Field(default=None, ge=1, le=65535)
     """Port on 127.0.0.1; None takes a free one."""

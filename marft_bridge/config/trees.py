@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class TreeOptions(BaseModel):
     """Rounds as trees: whole runs first, then forks of them, from any call on. docs/training.md says which calls."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     share: float = Field(0.5, gt=0, lt=1)
     """Part of a round's sampled tokens that goes to forks. A round has as many tokens as its episodes_per_round would

@@ -98,7 +98,7 @@ def credit_by_forks(config: BridgeConfig, options: ForkCreditOptions, reporter: 
         reporter.say(_plan_line(planned))
         if requests:
             with (
-                take_in_on_failure(folder, reporter, "credit"),
+                take_in_on_failure(folder, reporter),
                 open_session(config, folder, app, versions=versions, reporter=reporter) as session,
             ):
                 session.models.serve_only(requests_to_versions(planned.requests))
@@ -113,7 +113,7 @@ def credit_by_forks(config: BridgeConfig, options: ForkCreditOptions, reporter: 
                         tally.refuse_if_all_failed()
                 except EpisodesFailedError as error:
                     failure = error  # what was measured is said before
-        with take_in_on_failure(folder, reporter, "credit"), open_run_store(folder, reporter, WAIT_IN_RUN_S) as store:
+        with take_in_on_failure(folder, reporter), open_run_store(folder, reporter, WAIT_IN_RUN_S) as store:
             _report(store, planned, config.seed, reporter=reporter)
     if failure is not None:
         raise failure

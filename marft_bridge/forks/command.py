@@ -101,7 +101,7 @@ def fork(config: BridgeConfig, options: ForkOptions, reporter: Reporter, resume:
             requests = unfinished_requests(store, planned.plan)
         if requests:
             with (
-                take_in_on_failure(folder, reporter, "fork"),
+                take_in_on_failure(folder, reporter),
                 _open_session(planned, config, app, reporter=reporter) as session,
             ):
                 start = _find_start(planned, session, app, samples=len(requests))
@@ -109,7 +109,7 @@ def fork(config: BridgeConfig, options: ForkOptions, reporter: Reporter, resume:
                     _run_forks(planned, requests, session, start=start)
                 except EpisodesFailedError as error:
                     failure = error  # the line of each fork is said before
-        with take_in_on_failure(folder, reporter, "fork"), open_run_store(folder, reporter, WAIT_IN_RUN_S) as store:
+        with take_in_on_failure(folder, reporter), open_run_store(folder, reporter, WAIT_IN_RUN_S) as store:
             _report(store, planned, reporter, start=start)
     if failure is not None:
         raise failure

@@ -231,7 +231,7 @@ def _read_candidate_runs(
         if newer_ids := [run.run_id for run in comparisons if run.started_ns > report_ns]:
             raise ConfigError(
                 f"promote: report.json is older than the comparison {newer_ids[-1]}, which was begun after it; finish "
-                "that one with `marft-bridge compare --resume`"
+                "that one by the same command with --resume"
             )
         run_ids = [run.run_id for run in comparisons]
         trajectories = list(store.trajectories(run_ids=run_ids[-1:] or [""], variant=variant.name))

@@ -46,7 +46,7 @@ _NUMBERED = re.compile(r"([1-9][0-9]*)\.json")  # the names that `write_manifest
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class PromotedAdapter(_Record):

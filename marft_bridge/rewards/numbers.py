@@ -14,9 +14,11 @@ _MINUS = "\N{MINUS SIGN}"
 _CURRENCY = "$€£"
 # A sign stands at the number, and after no letter, digit or bracket; after "=" and ":" there may be a space between.
 _SIGN = rf"(?:(?<![\w)\]}}])[-+][{_CURRENCY}]?|(?:(?<=[=:])|(?<=[=:] ))[-+] ?)"
-_UNSIGNED = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
+_UNSIGNED = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\.)\.\d+)(?:[eE][-+]?\d+)?"
 _NUMBER = re.compile(f"{_SIGN}?{_UNSIGNED}")
 _NUMBER_OR_FRACTION = re.compile(rf"{_SIGN}?{_UNSIGNED}(?:/\d+(?:\.\d+)?)?")
+# Three parts or more with points between them: a version, a date, an address, a section. It begins where digits begin.
+_DOTTED = re.compile(r"(?<![\d,])[\d,]++(?:\.\d+){2,}+")
 _FILLING = str.maketrans("", "", f", {_CURRENCY}")  # what a number may hold without a meaning
 _MAX_PLAIN_EXPONENT = 400  # beyond it a number of a few characters would be a text of megabytes
 EXACT = Context(prec=60, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
@@ -29,9 +31,13 @@ def plain_minus(text: str) -> str:
 
 
 def numbers_in(text: str, *, fractions: bool = False) -> list[str]:
-    """The numbers of a text, without commas, spaces and a plus before them; with `fractions`, 1/2 is one."""
+    """The numbers of a text, without commas, spaces and a plus before them; with `fractions`, 1/2 is one.
+
+    What has two points, such as 1.2.3, is a name and none of them.
+    """
     pattern = _NUMBER_OR_FRACTION if fractions else _NUMBER
-    return [number.translate(_FILLING).removeprefix("+") for number in pattern.findall(plain_minus(text))]
+    numbers = pattern.findall(_DOTTED.sub(" ", plain_minus(text)))
+    return [number.translate(_FILLING).removeprefix("+") for number in numbers]
 
 
 def to_decimal(value: str | float) -> Decimal | None:

@@ -85,7 +85,7 @@ class LatencyOptions(RewardOptions):
 class Price(BaseModel):
     """What a million tokens cost."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     prompt: float = Field(ge=0, allow_inf_nan=False)
     sampled: float = Field(ge=0, allow_inf_nan=False)

@@ -32,7 +32,7 @@ def open_run_store(folder: RunFolder, reporter: Reporter, wait_s: float = WAIT_S
 
 
 @contextmanager
-def take_in_on_failure(folder: RunFolder, reporter: Reporter, command: str) -> Iterator[None]:
+def take_in_on_failure(folder: RunFolder, reporter: Reporter) -> Iterator[None]:
     """Takes the journal in when the block fails or is stopped by Ctrl-C.
 
     Raises StoreError where the block gave up waiting for the store; the records until then are kept in the journal.
@@ -40,7 +40,7 @@ def take_in_on_failure(folder: RunFolder, reporter: Reporter, command: str) -> I
     try:
         yield
     except StoreBusyError as busy:
-        raise StoreError(f"{busy}; {_kept_text(folder)}: go on with `marft-bridge {command} --resume`") from busy
+        raise StoreError(f"{busy}; {_kept_text(folder)}: the same command with --resume goes on") from busy
     except BaseException:
         take_in_journal(folder, reporter)
         raise

@@ -24,7 +24,7 @@ from trainers.marft import MarftTrainer, Progress
 
 PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 MAX_LOSSES = 3  # learners that are lost one after another without an update in between, and replaced
-_RESUME_HINT = "the round's episodes are kept: `marft-bridge train --resume` goes on after the last update"
+_RESUME_HINT = "the round's episodes are kept: the same command with --resume goes on after the last update"
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,7 +216,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
 
         def train_once() -> None:
             with (
-                take_in_on_failure(folder, reporter, "train"),
+                take_in_on_failure(folder, reporter),
                 _connect_for_all(config),
                 _open_learners(
                     config, folder, versions, placement=placement, teacher_dir=teacher_dir, notify=reporter.say

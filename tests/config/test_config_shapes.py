@@ -15,7 +15,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from marft_bridge.common.errors import USER_ERRORS, ConfigError
 from marft_bridge.config.bridge import BridgeConfig, toml_to_config
@@ -77,6 +77,27 @@ def key_paths(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[
             yield from key_paths(inner, (*prefix, name))
 
 
+def option_models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """The table and every table in it."""
+    yield model
+    for option in model.model_fields.values():
+        for inner in models_in(option.annotation):
+            yield from option_models(inner)
+
+
+def holds_float(annotation: Any) -> bool:
+    return annotation is float or any(holds_float(part) for part in get_args(annotation))
+
+
+FLOATS = sorted(
+    {
+        (model, name)
+        for model in option_models(BridgeConfig)
+        for name, option in model.model_fields.items()
+        if holds_float(option.annotation)
+    },
+    key=lambda each: (each[0].__module__, each[0].__name__, each[1]),
+)
 PATHS = sorted(set(key_paths(BridgeConfig)))
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 KEYS = st.sampled_from(sorted({path[-1] for path in PATHS})) | TEXTS
@@ -131,6 +152,14 @@ def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
         result[key] = merged(result[key], value) if both else value
     return result
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize(("model", "name"), FLOATS, ids=lambda each: getattr(each, "__name__", each))
+def test_no_option_is_infinite_or_no_number(model: type[BaseModel], name: str, value: float) -> None:
+    with pytest.raises(ValidationError) as refused:
+        model.model_validate({name: value})
+    assert name in {error["loc"][0] for error in refused.value.errors() if error["loc"]}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)

@@ -142,6 +142,15 @@ def test_references_that_lead_somewhere_inside_are_accepted() -> None:
         ("a loss of -$1,250.50", -1250.5, {}, 1),
         ("3-4 apples", 4, {}, 1),
         ("5 -3", -3, {}, 1),
+        ("1.2.3", 0.3, {}, 0),  # two points: no number, nor a part of one
+        ("1.2.3", 3, {}, 0),
+        ("7 by version 10.20.30", 7, {}, 1),
+        ("7 at 127.0.0.1.", 7, {}, 1),
+        ("1,234.5.6 and 8", 8, {}, 1),
+        ("so it is 1.5.", 1.5, {}, 1),
+        ("it is...5", 5, {}, 1),  # the last of several points belongs to them
+        ("1." * 50_000 + " 4", 4, {}, 1),
+        ("1,1" * 50_000 + ".1.1 4", 4, {}, 1),
         ("1e5", 100_000, {}, 1),
         ("1.5E−3", 0.0015, {}, 1),
         (1e-05, 0.00001, {}, 1),

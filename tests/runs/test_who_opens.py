@@ -303,15 +303,15 @@ def test_a_command_that_gave_up_on_the_store_says_how_to_go_on(folder: RunFolder
     with (
         another_process(folder.store, "reads") as other,
         pytest.raises(StoreError, match=f"in use by process {other.pid} ") as failed,
-        take_in_on_failure(folder, reporter, "train"),
+        take_in_on_failure(folder, reporter),
         open_run_store(folder, reporter, 0.1),
     ):
         pytest.fail("the store is not open")
-    assert str(failed.value).endswith(f"is kept in {folder.journal}: go on with `marft-bridge train --resume`")
+    assert str(failed.value).endswith(f"is kept in {folder.journal}: the same command with --resume goes on")
 
 
 def test_what_fails_in_a_run_leaves_its_episodes_in_the_store(folder: RunFolder, reporter: Reporter) -> None:
-    with pytest.raises(KeyboardInterrupt), take_in_on_failure(folder, reporter, "collect"):
+    with pytest.raises(KeyboardInterrupt), take_in_on_failure(folder, reporter):
         raise KeyboardInterrupt
     with TraceStore.open(folder.store, read_only=True) as store:
         assert len(store.episodes()) == 1
