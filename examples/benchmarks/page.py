@@ -238,6 +238,10 @@ Shares of held-out tasks that were solved, means over seeds; the difference is a
 where the shorter of the two curves ends; its difference to `{BASELINE}` is taken seed by seed. One seed has no
 interval.
 
+How long a run is was settled by a first look: with six rounds, seeds 0 and 3 of Plan-Path did not learn in any of the
+four ways, and the defaults took Sudoku from 0.438 to 0.562 and from 0.500 to 0.641. So a run has twenty rounds, on
+seeds that had not been looked at, and nothing else was changed.
+
 {ways}
 """
 

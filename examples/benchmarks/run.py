@@ -35,7 +35,8 @@ HERE = Path(__file__).parent
 GAMES = ("plan_path", "sudoku", "sokoban", "countdown")
 LEVELS = {"first": "first_tasks", "easy": "easy_tasks", "middle": "middle_tasks", "published": "tasks"}
 SMALL = "small"
-SEEDS = (0, 1, 2, 3, 4)
+SEEDS = (10, 11, 12, 13, 14)
+"""Fixed, with the twenty rounds, after two looks at six rounds of seeds 0 and 3; see the page."""
 
 
 def setting_to_options(
