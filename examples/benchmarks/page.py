@@ -240,7 +240,8 @@ interval.
 
 How long a run is was settled by a first look: with six rounds, seeds 0 and 3 of Plan-Path did not learn in any of the
 four ways, and the defaults took Sudoku from 0.438 to 0.562 and from 0.500 to 0.641. So a run has twenty rounds, on
-seeds that had not been looked at, and nothing else was changed.
+seeds that had not been looked at, whether rounds still pay or not (`stop_early = false`; a first run of seed 12 was
+stopped after six), and nothing else was changed. *After* is the version that training named as its best.
 
 {ways}
 """
