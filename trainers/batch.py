@@ -263,7 +263,7 @@ def trajectories_to_round(
                         final=final,
                         side_of=side_of,
                     )
-                    episode = _with_turns(replace(episode, fork=fork), fork)
+                    episode = _with_turns(replace(episode, fork=fork), fork, origins.absent(trajectory))
             except (KeyError, ValueError):
                 drop_episode(trajectory, "episode whose edges do not fit its actions")
                 continue
@@ -311,6 +311,11 @@ class _Origins:
         """The id of that call, also where only its id is known."""
         action = self.sampled(action)
         return action.replayed_from or action.action_id
+
+    def absent(self, trajectory: Trajectory) -> Counter[str]:
+        """How many calls a fork repeats, by node, whose originals are not here: those of a stored run."""
+        repeated = (self.sampled(action) for action in trajectory.actions if action.replayed_from is not None)
+        return Counter(action.node for action in repeated if action.replayed_from is not None)
 
     def point(self, episode: Episode) -> tuple[tuple[str, str], int]:
         """Where a fork left another run: the episode that sampled the call, the call, and its position there."""
@@ -364,10 +369,13 @@ def _to_fork(
     )
 
 
-def _with_turns(episode: EpisodeItem, fork: Fork) -> EpisodeItem:
-    """The fork with the turns that its own calls have in the whole run."""
+def _with_turns(episode: EpisodeItem, fork: Fork, absent: Mapping[str, int]) -> EpisodeItem:
+    """The fork with the turns that its own calls have in the whole run, of which some calls may be `absent`."""
     assert fork.whole is not None
-    turns = {a: item.turn for a, item in zip(fork.whole.action_ids, fork.whole.actions, strict=True)}
+    turns = {
+        a: item.turn + absent.get(item.agent, 0)
+        for a, item in zip(fork.whole.action_ids, fork.whole.actions, strict=True)
+    }
     items = [replace(item, turn=turns[a]) for a, item in zip(episode.action_ids, episode.actions, strict=True)]
     return replace(episode, actions=tuple(items))
 

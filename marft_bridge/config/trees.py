@@ -17,6 +17,9 @@ class TreeOptions(BaseModel):
     have had as whole runs, of which the rest are run."""
     samples: int = Field(3, ge=1)
     """Forks of one call, which together with the run that they leave are compared."""
+    stored_share: float = Field(0.0, ge=0, le=1)
+    """Part of the forks' tokens that goes to forks of stored runs which did better than their task usually does, of
+    `collect` and of earlier rounds, from a call on before which there are others. They teach their own calls only."""
     go_on_from: Literal["all", "best"] = "all"
     """all: calls of whole runs, drawn without a look at the round itself. best: AT-GRPO's walk, from the first call of
     a run to the next call of whichever run beneath it earned most, and so on; its forks teach their own calls only."""

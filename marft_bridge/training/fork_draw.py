@@ -95,7 +95,7 @@ def draw_forks(
     timed: list[tuple[float, ForkChoice]] = []
     for task_id, sample in runs:
         run_key, time = f"{key}/{task_id}/{sample}", 0.0
-        for number, spot in enumerate(_draw_spots(spot_weights, run_key)):
+        for number, spot in enumerate(draw_spots(spot_weights, run_key)):
             time -= math.log(uniform_of(f"{run_key}/{number}")) / task_weights[task_id]
             timed.append((time, ForkChoice(task_id, sample, spot)))
     return [choice for _, choice in sorted(timed)]
@@ -123,7 +123,7 @@ def fill_wave(left: float, costs: Iterable[tuple[Item, int]], samples: int) -> l
     return wave
 
 
-def _draw_spots(weights: Mapping[CallSpot, float], key: str) -> list[CallSpot]:
+def draw_spots(weights: Mapping[CallSpot, float], key: str) -> list[CallSpot]:
     """All calls, drawn without replacement with chances in proportion to their weights; see `task_draw.order_tasks`."""
     times = {
         spot: -math.log(uniform_of(f"{key}/{spot.node}:{spot.number}")) / weight for spot, weight in weights.items()

@@ -13,8 +13,9 @@ from marft_bridge.runs.run_folder import TRAIN
 from marft_bridge.tasks.reading import Task
 from marft_bridge.training.planned_forks import known_runs_to_reach
 from marft_bridge.training.round_plan import rewards_of_rounds, rewards_of_stored
+from marft_bridge.training.success_draw import older_runs, rewards_to_draw_weights
 from marft_bridge.training.task_draw import DrawRule, TaskReward, rewards_to_weights, round_to_task_order
-from marft_bridge.training.tree_plan import KnownBefore, siblings_of_rounds
+from marft_bridge.training.tree_plan import KnownBefore, StoredRun, siblings_of_rounds
 from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 
@@ -31,6 +32,7 @@ class KnownRounds:
         tasks_per_round = -(-config.train.chains_per_round // config.train.samples_per_task)
         self._rule = DrawRule(config.seed, tasks_per_round, config.train.max_staleness)
         self._reward, self._nodes = config.train.trainer.reward, config.graph.nodes
+        self._draws_stored = config.train.trees is not None and config.train.trees.stored_share > 0
         self._tasks = {str(task["id"]): task for task in tasks}
         self._collected = collected
         self._before: dict[int, KnownBefore] = {}  # of the round that was asked for last
@@ -52,9 +54,22 @@ class KnownRounds:
             rewards_to_weights(rewards, self._tasks, number, last_known=last_known),
             reach,
             siblings_of_rounds(store, TRAIN, last_known, reward=self._reward),
+            stored=self._stored_runs(store, last_known),
         )
         self._before = {number: known}
         return known
+
+    def _stored_runs(self, store: TraceStore, last_known: int) -> dict[str, StoredRun]:
+        """Those of the round's tasks, by name, with how likely each is gone on from."""
+        if not self._draws_stored:
+            return {}
+        runs = older_runs(store, oldest=0, before=last_known + 1, reward=self._reward)
+        weights = rewards_to_draw_weights([run.earned for run in runs], last_known + 1)
+        return {
+            run.name: StoredRun(run.episode_id, weight)
+            for run, weight in zip(runs, weights, strict=True)
+            if run.earned.task_id in self._tasks
+        }
 
     def _rewards_up_to(self, store: TraceStore, last_known: int) -> list[TaskReward]:
         """What whole runs earned, those before the rounds and those of rounds up to one."""

@@ -33,6 +33,7 @@ class PlannedFork:
     forks: int
     tokens: int  # that a fork is expected to sample: those of the run from this call on
     blind: bool = True  # chosen without a look at how that run went on
+    stored: bool = False  # the run is one of before the round
 
     @property
     def choice(self) -> ForkChoice:
@@ -70,19 +71,19 @@ def write_waves(folder: Path, number: int, waves: Sequence[Wave]) -> None:
     write_atomically(plan_path(folder, number), json.dumps(content, indent=1) + "\n")
 
 
-def fork_to_known_requests(fork: PlannedFork, episode: Episode | None) -> list[EpisodeRequest]:
-    """Requests by which the forks of a call are known; they cannot be run."""
-    if episode is None:
+def fork_to_known_requests(fork: PlannedFork, parent: Episode | None, run_id: str, number: int) -> list[EpisodeRequest]:
+    """Requests by which the forks of a call in a round are known; they cannot be run."""
+    if parent is None:
         return []
     return [
         EpisodeRequest(
-            episode.run_id or "",
-            episode.task,
-            split=episode.split,
+            run_id,
+            parent.task,
+            split=parent.split,
             sample=sample,
             seed=0,
             adapters={},
-            round=episode.round,
+            round=number,
             fork=fork.point,
         )
         for sample in range(fork.forks)

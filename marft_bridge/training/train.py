@@ -11,7 +11,6 @@ not run again. This module composes trainer, rollouts and store, which do not im
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -45,7 +44,6 @@ from marft_bridge.rollouts.session import Session, open_session
 from marft_bridge.runs.ledger import begin_run, refuse_second_run
 from marft_bridge.runs.named_version import NamedVersion, write_named_version
 from marft_bridge.runs.run_folder import (
-    COLLECT,
     EVALUATE,
     MEASURE,
     TRAIN,
@@ -94,8 +92,7 @@ from marft_bridge.training.start_adapters import (
     start_to_text,
 )
 from marft_bridge.training.stored_episodes import StoredEpisodes, read_stored_episodes
-from marft_bridge.training.success_draw import rewards_to_draw_weights
-from marft_bridge.training.task_draw import TaskReward
+from marft_bridge.training.success_draw import older_runs, rewards_to_draw_weights
 from marft_bridge.training.teacher_labels import TeacherLabels, teacher_metrics_to_text
 from marft_bridge.training.torchrun_learners import (
     TorchrunLearners,
@@ -120,17 +117,6 @@ from trainers import checkpoint
 from trainers.checks.memory_guard import MemoryGuard
 from trainers.common.free_memory import give_back_card_memory
 from trainers.config import TrainerOptions
-
-# Episodes of this run's rounds, and the collected ones, which version 0 sampled. Episodes that failed, or have no
-# reward, are not drawn: nothing could be learned from them.
-_REPLAYABLE = """
-SELECT e.episode_id, e.task_id, CASE WHEN run_id = $4 THEN 0 ELSE round END, arg_max(r.value, r.created_ns)
-FROM episodes e JOIN rewards r USING (episode_id)
-WHERE (run_id = $1 AND $2 <= round AND round < $3 OR run_id = $4 AND split = 'train' AND $2 <= 0)
-  AND outcome <> 'failed' AND fork_action IS NULL AND r.scope = 'episode' AND r.name = $5
-GROUP BY e.episode_id, run_id, round, task_id, sample, started_ns
-ORDER BY run_id = $4, round, task_id, sample, started_ns, e.episode_id
-"""
 
 
 def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal: bool = False) -> None:
@@ -656,14 +642,13 @@ class _Training:
             return []
         oldest = 0 if replay.successes else number - replay.max_staleness
         reward = self.options.trainer.reward
-        rows = store.sql(_REPLAYABLE, (TRAIN, oldest, number, COLLECT, reward))
-        stored = [row for row in rows if math.isfinite(row[3])]
+        stored = older_runs(store, oldest=oldest, before=number, reward=reward)
         if replay.successes:
-            weights = rewards_to_draw_weights([TaskReward(*row[1:]) for row in stored], number)
+            weights = rewards_to_draw_weights([run.earned for run in stored], number)
             positions = self.trainer.draw_successes(weights, fresh)
         else:
-            positions = self.trainer.draw_replay([row[1:3] for row in stored], fresh)  # of a task, in a round
-        drawn = [store.trajectory(stored[i][0]) for i in positions]
+            positions = self.trainer.draw_replay([(run.earned.task_id, run.earned.round) for run in stored], fresh)
+        drawn = [store.trajectory(stored[i].episode_id) for i in positions]
         replayed = [trajectory for trajectory in drawn if trajectory is not None]
         return self.heldout.drop_held_out(replayed, "replayed episodes", self.reporter.say)
 

@@ -1,8 +1,9 @@
-"""The whole runs of a round -> the forks of them that are played next, in waves, until the round's tokens are spent.
+"""The whole runs of a round -> the forks that are played next, in waves, until the round's tokens are spent.
 
 A round has as many sampled tokens as `train.episodes_per_round` whole runs would have, by the mean of those that it
 played. A wave takes what should cost half of what is left of them, in the order of `fork_draw`, and the last ones a
-single call, so that the round ends within about half a fork of its budget. Invariants: what is forked follows from the
+single call, so that the round ends within about half a fork of its budget. Forks of stored runs come first, as far as
+`stored_share` goes; then those of the round's own. Invariants: what is forked follows from the
 seed, earlier rounds and the runs of this one, so that a round that was stopped anywhere goes on as it would have; what
 is written down is played, and nothing else.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from marft_bridge.forks.recorded_prefix import RecordedPrefix, run_to_prefix
 from marft_bridge.replay.recorded_run import RecordedRun
 from marft_bridge.rollouts.episode_plan import (
     EpisodeRequest,
+    Key,
     derived_seed,
     episode_to_fork,
     episode_to_key,
@@ -35,6 +37,7 @@ from marft_bridge.training.fork_draw import (
     ForkChoice,
     SiblingRewards,
     draw_forks,
+    draw_spots,
     fill_wave,
     spots_to_weights,
 )
@@ -48,11 +51,12 @@ from marft_bridge.training.planned_forks import (
     write_waves,
 )
 from marft_bridge.training.round_plan import RoundPlan
+from marft_bridge.training.success_draw import draw_order
 from trace_store.errors import StoreError
 from trace_store.records import BLIND_FORK, Action, Episode, Trajectory
 from trace_store.store import TraceStore
 
-# What the runs beneath each forked call of earlier rounds earned.
+# What the runs beneath each forked call of earlier rounds earned; a stored run, of another policy, is none of them.
 _SIBLINGS = """
 WITH earned AS (
   SELECT e.episode_id, e.parent_episode, e.fork_action, arg_max(r.value, r.created_ns) AS value
@@ -67,7 +71,7 @@ WITH earned AS (
 )
 SELECT s.node, s.number, p.value, list(f.value ORDER BY f.value)
 FROM earned f JOIN spots s ON s.action_id = f.fork_action AND s.episode_id = f.parent_episode
-JOIN earned p ON p.episode_id = f.parent_episode
+LEFT JOIN earned p ON p.episode_id = f.parent_episode
 GROUP BY f.parent_episode, f.fork_action, s.node, s.number, p.value ORDER BY ALL
 """
 
@@ -84,18 +88,30 @@ class ForkRules:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run of before a round, which the round may go on from."""
+
+    episode_id: str
+    weight: float  # how likely it is drawn
+
+
+@dataclass(frozen=True, slots=True)
 class KnownBefore:
     """What a round knows of tasks and calls, of rounds before it that are over in every execution."""
 
     task_weights: Mapping[str, float]
     reach: Mapping[CallSpot, float]  # see `runs_to_reach`
     siblings: Sequence[SiblingRewards]
+    stored: Mapping[str, StoredRun] = field(default_factory=dict)  # by a name that is the same in every execution
 
 
 def siblings_of_rounds(store: TraceStore, run_id: str, last_round: int, reward: str) -> list[SiblingRewards]:
     """What siblings at forked calls earned, in a run's rounds up to one."""
     rows = store.sql(_SIBLINGS, (run_id, last_round, reward))
-    return [SiblingRewards(CallSpot(node, number), (parent, *forks)) for node, number, parent, forks in rows]
+    return [
+        SiblingRewards(CallSpot(node, number), tuple(forks) if parent is None else (parent, *forks))
+        for node, number, parent, forks in rows
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +122,7 @@ class _Call:
     run: Trajectory
     action: Action
     blind: bool
+    stored: bool = False
 
 
 def _started(run: Trajectory, forked_action: str) -> int:
@@ -129,6 +146,7 @@ class RoundForks:
         assert rules.config.train.trees is not None
         self._options = rules.config.train.trees
         self._runs: dict[str, RecordedRun] = {}
+        self._stored_runs: dict[str, Trajectory | None] = {}
         self._refusals: Counter[str] = Counter()
 
     def next_wave(self, played: Collection[EpisodeRequest]) -> list[EpisodeRequest]:
@@ -158,11 +176,7 @@ class RoundForks:
 
     def _open_requests(self, planned: Sequence[PlannedFork]) -> list[EpisodeRequest]:
         """The forks, of those planned, that no finished episode answers; none of a run that is erased since."""
-        requests_of_forks = [
-            (fork, fork_to_known_requests(fork, episode))
-            for fork in planned
-            if (episode := self._episodes.get(fork.episode)) is not None
-        ]
+        requests_of_forks = [(fork, known) for fork in planned if (known := self._known_requests(fork))]
         # asked of the store once for all: it looks through all episodes of the run
         open_keys = {
             r.key for r in unfinished_requests(self._store, [r for _, of_fork in requests_of_forks for r in of_fork])
@@ -179,41 +193,64 @@ class RoundForks:
         seed = self._rules.config.seed
         planned = plan_forks(run, prefix, ForkChange(), run_id=self._rules.run_id, samples=fork.forks, seed=seed)
         place = f"{fork.task}/{fork.sample}/{fork.node}:{fork.call}"
+        if fork.stored:  # runs of several rounds may have this place
+            parent = run.trajectory.episode
+            place = f"{parent.run_id}/{parent.round}/{place}"
         return [
             replace(
                 request,
                 round=self._number,
                 seed=derived_seed(seed, self._number, place, sample=request.sample),
                 tags={BLIND_FORK: "yes"} if fork.blind else {},
+                adapters=self._adapters if fork.stored else request.adapters,
             )
             for request in planned
         ]
 
+    def _known_requests(self, fork: PlannedFork) -> list[EpisodeRequest]:
+        """Those by which the store knows a fork; none where its run is erased since."""
+        parent = self._stored_run(fork.episode) if fork.stored else None
+        episode = self._episodes.get(fork.episode) if parent is None else parent.episode
+        return fork_to_known_requests(fork, episode, self._rules.run_id, number=self._number)
+
     # -- what is planned next ------------------------------------------------------------------------------------
 
     def _plan_wave(self, waves: Sequence[Wave]) -> Wave:
-        calls = self._walked_calls(waves) if self._options.go_on_from == "best" else self._drawn_calls(waves)
-        costs = ((fork, fork.tokens) for fork in self._forkable(calls))
-        wave = fill_wave(self._tokens_left(waves), costs, self._options.samples)
-        return tuple(replace(fork, forks=count) for fork, count in wave)
+        planned = [fork for wave in waves for fork in wave]
+        budget = self._fork_budget()
+        left = budget - self._spent(planned)
+        stored_forks = [fork for fork in planned if fork.stored]
+        if len(stored_forks) == len(planned) and self._options.stored_share:  # else their turn is over
+            stored_left = min(left, self._options.stored_share * budget - self._spent(stored_forks))
+            if wave := self._fill_wave(stored_left, self._stored_calls(stored_forks)):
+                return wave
+        own_forks = [fork for fork in planned if not fork.stored]
+        walks = self._options.go_on_from == "best"
+        return self._fill_wave(left, self._walked_calls(own_forks) if walks else self._drawn_calls(own_forks))
 
-    def _tokens_left(self, waves: Sequence[Wave]) -> float:
-        """Of the budget. A fork that failed counts as what it was expected to cost, so that no round goes on for ever;
-        of several attempts at a request the last one counts."""
-        attempts = {episode_to_key(t.episode): t for t in self._trajectories}
-        chains = [attempts[request.key] for request in self._plan.planned if request.key in attempts]
+    def _fill_wave(self, left: float, calls: Iterable[_Call]) -> Wave:
+        costs = ((fork, fork.tokens) for fork in self._forkable(calls))
+        return tuple(replace(fork, forks=count) for fork, count in fill_wave(left, costs, self._options.samples))
+
+    def _fork_budget(self) -> float:
+        """Tokens of the round that its whole runs left."""
+        chains = [self._attempts[request.key] for request in self._plan.planned if request.key in self._attempts]
         if not chains:
             return 0.0
         chain_tokens = sum(sampled_count(each.actions) for each in chains)
+        return self._rules.config.train.episodes_per_round * chain_tokens / len(chains) - chain_tokens
+
+    def _spent(self, planned: Sequence[PlannedFork]) -> int:
+        """The tokens of some forks. One that failed counts as what it was expected to cost, so that no round goes on
+        for ever; of several attempts at a request the last one counts."""
         spent = 0
-        for fork in (fork for wave in waves for fork in wave):
-            for request in fork_to_known_requests(fork, self._episodes.get(fork.episode)):
-                attempt = attempts.get(request.key)
+        for fork in planned:
+            for request in self._known_requests(fork):
+                attempt = self._attempts.get(request.key)
                 tokens = 0 if attempt is None else sampled_count(attempt.actions)
                 is_whole = attempt is not None and attempt.episode.outcome != "failed" and tokens
                 spent += tokens if is_whole else max(tokens, fork.tokens)
-        budget = self._rules.config.train.episodes_per_round * chain_tokens / len(chains)
-        return budget - chain_tokens - spent
+        return spent
 
     def _order(self) -> list[ForkChoice]:
         known = self._known()
@@ -224,24 +261,48 @@ class RoundForks:
             key=f"{self._rules.config.seed}/forks/{self._number}",
         )
 
-    def _drawn_calls(self, waves: Sequence[Wave]) -> Iterator[_Call]:
+    def _stored_calls(self, planned: Sequence[PlannedFork]) -> Iterator[_Call]:
+        """A call of each stored run in the order of the draw, behind the one that was planned last.
+
+        Which call is drawn by how undecided calls were; one before which there is none would be a whole run again.
+        """
+        key, known = f"{self._rules.config.seed}/stored/{self._number}", self._known()
+        order = draw_order({name: run.weight for name, run in known.stored.items()}, key)
+        last = planned[-1].episode if planned else None
+        after = next((n for n, name in enumerate(order) if known.stored[name].episode_id == last), -1)
+        for name in order[after + 1 :]:
+            run = self._stored_run(known.stored[name].episode_id)
+            if run is None or not self._is_learned_from(run):
+                continue
+            begun = min(action.started_ns for action in run.actions)
+            spots = {
+                spot: action
+                for spot, action in actions_to_spots(run.actions, self._nodes).items()
+                if action.started_ns > begun
+            }
+            weights = spots_to_weights(dict.fromkeys(spots, 1.0), known.siblings)
+            for spot in draw_spots(weights, f"{key}/{name}")[:1]:
+                choice = ForkChoice(run.episode.task_id, run.episode.sample, spot)
+                yield _Call(choice, run, spots[spot], blind=False, stored=True)
+
+    def _drawn_calls(self, planned: Sequence[PlannedFork]) -> Iterator[_Call]:
         """Calls of whole runs in the order of the draw, behind the one that was planned last."""
         runs = self._whole_runs
         order = self._order()
-        after = waves[-1][-1].choice if waves else None
+        after = planned[-1].choice if planned else None
         for choice in order[order.index(after) + 1 if after in order else 0 :]:
             run = runs.get((choice.task_id, choice.sample))
             action = None if run is None else actions_to_spots(run.actions, self._nodes).get(choice.spot)
             if run is not None and action is not None:
                 yield _Call(choice, run, action, blind=True)
 
-    def _walked_calls(self, waves: Sequence[Wave]) -> Iterator[_Call]:
+    def _walked_calls(self, planned: Sequence[PlannedFork]) -> Iterator[_Call]:
         """The next call of every walk: of the run that earned most of those that were forked last, and their forks.
 
         Walks that are less far come first, and among these the runs in the order of the draw.
         """
         walked: dict[tuple[str, int], list[PlannedFork]] = {}
-        for fork in (fork for wave in waves for fork in wave):
+        for fork in planned:
             walked.setdefault((fork.task, fork.sample), []).append(fork)
         roots = list(dict.fromkeys((choice.task_id, choice.sample) for choice in self._order()))
         for task_id, sample in sorted(roots, key=lambda root: len(walked.get(root, ()))):
@@ -286,6 +347,7 @@ class RoundForks:
                 forks=self._options.samples,
                 tokens=max(1, sampled_count(rest)),
                 blind=call.blind,
+                stored=call.stored,
             )
 
     @property
@@ -308,6 +370,22 @@ class RoundForks:
         replaced = replaced_attempts(self._store, self._rules.run_id)
         stored = self._store.trajectories(run_ids=[self._rules.run_id], round=self._number, forks=True)
         return [each for each in stored if each.episode.episode_id not in replaced]
+
+    @cached_property
+    def _attempts(self) -> dict[Key, Trajectory]:
+        """Of every request of the round that was played the attempt that counts."""
+        return {episode_to_key(each.episode): each for each in self._trajectories}
+
+    @cached_property
+    def _adapters(self) -> dict[str, int]:
+        """The versions that play the round."""
+        return next(each.episode.adapters for each in self._trajectories if each.episode.fork_action is None)
+
+    def _stored_run(self, episode_id: str) -> Trajectory | None:
+        """A run of before the round; None where it is erased since."""
+        if episode_id not in self._stored_runs:
+            self._stored_runs[episode_id] = self._store.trajectory(episode_id)
+        return self._stored_runs[episode_id]
 
     @cached_property
     def _episodes(self) -> dict[str, Episode]:

@@ -1,4 +1,4 @@
-"""Owns: which older episodes are drawn to be imitated again."""
+"""Owns: which older episodes are drawn, to be imitated again or to be gone on from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from marft_bridge.training.success_draw import AGE_DECAY, rewards_to_draw_weights
+from marft_bridge.training.success_draw import AGE_DECAY, draw_order, rewards_to_draw_weights
 from marft_bridge.training.task_draw import TaskReward
 
 
@@ -42,3 +42,12 @@ def test_a_weight_follows_from_rewards_and_rounds_and_not_from_their_order() -> 
 def test_nothing_is_drawn_where_all_earned_the_same_or_nothing_is_known() -> None:
     assert rewards_to_draw_weights([], 1) == []
     assert rewards_to_draw_weights([TaskReward("t", 0, 0.5)] * 4, 1) == pytest.approx([0.0] * 4)
+
+
+def test_the_first_that_is_drawn_is_each_by_its_share_of_the_weights_and_what_weighs_nothing_never() -> None:
+    weights = {"a": 1.0, "b": 3.0, "c": 0.0, "d": 4.0}
+    orders = [draw_order(weights, f"key {n}") for n in range(4000)]
+    assert {frozenset(order) for order in orders} == {frozenset("abd")}
+    shares = [sum(order[0] == name for order in orders) / len(orders) for name in "abd"]
+    assert shares == pytest.approx([1 / 8, 3 / 8, 4 / 8], abs=0.03)  # four standard deviations
+    assert draw_order(dict(reversed(weights.items())), "key 1") == orders[1]

@@ -22,7 +22,7 @@ from support.duo_rig import COMMON, TASKS, Rig
 from marft_bridge.common.errors import GraphError
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.rollouts import episode_plan
-from marft_bridge.rollouts.episode_plan import EpisodeRequest, replaced_attempts
+from marft_bridge.rollouts.episode_plan import EpisodeRequest, plan_episodes, replaced_attempts
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from marft_bridge.training import tree_plan
 from marft_bridge.training.fork_draw import CallSpot, SiblingRewards, draw_forks, spots_to_weights
@@ -37,7 +37,7 @@ from marft_bridge.training.planned_forks import (
 )
 from marft_bridge.training.round_plan import RoundPlan, plan_round
 from marft_bridge.training.tree_metrics import round_to_tree_metrics, tree_metrics_to_text
-from marft_bridge.training.tree_plan import ForkRules, KnownBefore, RoundForks, siblings_of_rounds
+from marft_bridge.training.tree_plan import ForkRules, KnownBefore, RoundForks, StoredRun, siblings_of_rounds
 from trace_store.records import BLIND_FORK, RETOKENISED, Trajectory
 from trace_store.store import TraceStore
 from trainers.batch import trajectories_to_round
@@ -332,6 +332,103 @@ def test_a_walk_that_was_stopped_goes_on_from_the_same_runs(tmp_path: Path) -> N
     assert [each[2:] for each in whole.picture()] == [each[2:] for each in stopped.picture()]
 
 
+# -- from stored runs ---------------------------------------------------------------------------------------------
+
+
+class Begun(Play):
+    """A round before which four runs were collected, by other versions."""
+
+    def __init__(self, folder: Path, chosen: BridgeConfig, **options: Any) -> None:
+        super().__init__(folder, chosen, **options)
+        self.rig.run(plan_episodes(TASKS[4:], 4, 1, seed=chosen.seed, **EARLIER))
+        with self.rig.store() as store:
+            self.collected = {each.episode_id: each for each in store.episodes(run_id="collect")}
+        stored = {each.task_id: StoredRun(each.episode_id, 1.0) for each in self.collected.values()}
+        self.known = replace(self.known, stored=stored)
+
+    def parents(self) -> list[PlannedFork]:
+        return [fork for wave in self.waves() for fork in wave if fork.stored]
+
+
+EARLIER = COMMON | {"run_id": "collect", "adapters": {"reasoner": 0, "actor": 2}}
+
+
+def test_a_part_of_the_forks_goes_on_from_stored_runs_before_those_of_the_round(tmp_path: Path) -> None:
+    """Every answer has the same length, as in the waves by hand: a whole run has 11 tokens, a fork of the actor 3."""
+    play = Begun(
+        tmp_path,
+        config(samples=2, stored_share=0.5),
+        rule=lambda node, _prompt, _chance: WORDS[node] + "1" * (node == "actor"),
+    )
+    play.go_on()
+    order = [f"{fork.stored:d}" for wave in play.waves() for fork in wave]
+    assert order == sorted(order, reverse=True)
+    # 44 tokens are for forks and 22 of them for stored runs: 6 of 22, 6 of 16, 6 of 10, and 3 of the last 4
+    assert [(f.node, f.forks, f.tokens) for f in play.parents()] == [("actor", n, 3) for n in (2, 2, 2, 1)]
+    assert {fork.episode for fork in play.parents()} == set(play.collected)
+    stored = [each for each in play.forks() if each.episode.parent_episode in play.collected]
+    assert len(stored) == 7
+    for each in stored:
+        assert each.episode.adapters == COMMON["adapters"]  # of the round, not of the run that it goes on from
+        assert (each.episode.run_id, each.episode.round, each.episode.tags) == ("run", 1, {})
+        assert [action.replayed_from is None for action in each.actions] == [False, True]
+    total = sum(sampled_count(each.actions) for each in (*play.chains(), *play.forks()))
+    assert abs(total - 88) <= 11 / 2
+
+
+def test_a_fork_of_a_stored_run_teaches_its_own_calls_beside_its_siblings_at_the_turns_that_they_have(
+    tmp_path: Path,
+) -> None:
+    play = Begun(tmp_path, config(samples=2, stored_share=1.0))
+    play.go_on()
+    forks = [each for each in play.forks() if each.episode.parent_episode in play.collected]
+    agents = dict.fromkeys(("reasoner", "actor"), 10**6)
+    data = trajectories_to_round([*play.chains(), *play.forks()], tuple(agents), "reward", agents, "imitation")
+    assert data.forest is not None
+    points = {each.episode.fork_action for each in forks}
+    assert sum(data.forest.weight_E) == pytest.approx(len(play.chains()) + len(points))  # a group counts as one run
+    own = {each.episode.episode_id for each in forks}
+    assert {len(episode.actions) for episode in data.episodes if episode.episode_id in own} == {1}
+
+    parent = fork_toys.run("a", [("x", 1), ("y", 2), ("x", 3), ("x", 4)], 1.0)
+    fork = fork_toys.fork("c", parent, 2, [("x", 5), ("x", 6), ("y", 7)], 0.0)
+    fork = replace(fork, episode=replace(fork.episode, tags={}))
+    names = {"x": 10**6, "y": 10**6}
+    for round_of in ([fork], [parent, fork]):  # without the run that it left, and with it
+        items = trajectories_to_round(round_of, tuple(names), "reward", names, "imitation").items
+        assert [(item.agent, item.turn) for item in items][-3:] == [("x", 1), ("x", 2), ("y", 1)]
+
+
+@pytest.mark.parametrize("stop_after", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_round_that_was_stopped_among_forks_of_stored_runs_plays_the_rest_of_them(
+    tmp_path: Path, stop_after: int
+) -> None:
+    play = Begun(tmp_path, config(samples=2, stored_share=0.6))
+    play.go_on(stop_after)
+    begun = play.waves()
+    play.go_on()
+    assert play.waves()[: len(begun)] == begun
+    planned = [fork for wave in play.waves() for fork in wave]
+    played = Counter(each.episode.fork_action for each in play.trajectories() if each.episode.fork_action)
+    assert played == {fork.action: fork.forks for fork in planned}
+    assert len({each.episode.seed for each in play.forks()}) == len(play.forks())
+
+
+def test_stored_runs_of_one_call_or_that_cannot_be_forked_leave_their_part_to_the_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = Begun(tmp_path, config(samples=2, stored_share=0.5))
+
+    def refuse(run: Any, *_: Any) -> None:
+        if run.episode_id in play.collected:
+            raise GraphError("fork: another base model answered")
+
+    monkeypatch.setattr(tree_plan, "refuse_other_models", refuse)
+    play.go_on()
+    assert play.parents() == []
+    assert play.forks()
+
+
 # -- what is known ------------------------------------------------------------------------------------------------
 
 
@@ -387,6 +484,7 @@ def test_the_figures_of_a_round_by_hand() -> None:
         "forked_calls": 1,
         "forks": 1,
         "failed_forks": 1,
+        "stored_forks": 0,
         "sampled_tokens": 4 + 2 + 1,
         "token_budget": 8,
         "fork_tokens_saved_share": pytest.approx(1 / 6),
@@ -397,3 +495,6 @@ def test_the_figures_of_a_round_by_hand() -> None:
         "1 forks of 1 calls (y:1 1), 1 failed; 7 of 8 tokens; 50% of the tasks undecided"
     )
     assert round_to_tree_metrics([], [], 4, "reward")["fork_tokens_saved_share"] is None
+    stored = round_to_tree_metrics([other], [fork], episodes_per_round=4, reward="reward")
+    assert (stored["stored_forks"], stored["undecided_tasks"]) == (1, 0.0)  # its run is none of the round
+    assert "1 forks of 1 calls (y:1 1), 1 of them of stored runs, 0 failed" in tree_metrics_to_text(stored, [wave])

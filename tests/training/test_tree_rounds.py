@@ -3,6 +3,7 @@
 - The update is handed the round's runs and all of their forks, as trees; no repeated call is learned from twice.
 - A training that was killed among its forks learns what one learns that was left alone, bit for bit.
 - A tool before a forked call is not run again.
+- A round may go on from stored runs that did better than their task does; killed among these it learns the same.
 - The line of a round, the terminal and the adapters' lineage know the forks.
 
 The real `train` on a tiny model and a stand-in for its server.
@@ -160,6 +161,41 @@ def test_at_grpo_learns_from_walks_that_go_on_from_the_best(tmp_path: Path, monk
             forks = [e for e in store.episodes(run_id="train", forks=True) if e.fork_action is not None]
         assert {e.outcome for e in forks} == {"terminated"}
         assert {(e.parent_episode, e.fork_action) for e in forks} == {(fork.episode, fork.action) for fork in planned}
+
+
+@pytest.mark.slow
+def test_rounds_go_on_from_stored_runs_and_after_a_kill_learn_what_they_would_have_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = trees("at_grpo", trees={"samples": 2, "share": 0.6, "stored_share": 0.5})
+    contents = []
+    for name in ("unbroken", "broken"):
+        (tmp_path / name).mkdir()
+        with school_in(tmp_path / name, monkeypatch) as school:
+            school.server.answer = by_seed_of_some
+            school.collect()
+            if name == "broken":
+                school.train_until_killed(9, **chosen)
+                said = school.train(**chosen | {"resume": True, "without_signal": False})
+            else:
+                said = school.train(**chosen)
+            contents.append(learned(school))
+            with school.store() as store:
+                rounds = store.episodes(run_id="train", forks=True)
+                earlier = {e.episode_id: e for e in store.episodes(run_id="collect")}
+                earlier |= {e.episode_id: e for e in rounds if e.round == 1 and e.fork_action is None}
+                stored = [
+                    e for e in rounds if e.parent_episode in earlier and e.round != earlier[e.parent_episode].round
+                ]
+                better = [(store.trajectory(each.parent_episode or "")) for each in stored]
+            assert {each.round for each in stored} == {1, 2}
+            assert min(each.team_reward("reward") or 0.0 for each in better if each is not None) > 0  # else hopeless
+            assert {version for each in stored for version in each.adapters.values()} == {1, 2}  # the round's
+            assert "of them of stored runs" in said
+            assert [line["trees"]["stored_forks"] for line in lines_of(school) if line["phase"] == "online"] == [
+                sum(each.round == number for each in stored) for number in (1, 2)
+            ]
+    assert [name for name in contents[0] if contents[0][name] != contents[1].get(name)] == []
 
 
 @pytest.mark.slow

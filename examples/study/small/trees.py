@@ -3,8 +3,9 @@
     python -m examples.study.small.trees build/trees.jsonl --seeds 40 41 42 43 44
 
 Conditions differ in how a round spends its tokens, and in nothing before it: on 64 whole runs, or on 32 and forks of
-them, which are chosen as `marft-bridge train` chooses them. After each of eight rounds the held-out tasks are played;
-the area under the curve is the mean of these scores, as rounds have equal tokens. No condition counts what they cost.
+them, or of them and of stored runs, which are chosen as `marft-bridge train` chooses them. After each of eight rounds
+the held-out tasks are played; the area under the curve is the mean of these scores, as rounds have equal tokens. No
+condition counts what they cost.
 """
 
 from __future__ import annotations
@@ -25,29 +26,35 @@ from marft_bridge.training.fork_draw import (
     ForkChoice,
     SiblingRewards,
     draw_forks,
+    draw_spots,
     fill_wave,
     spots_to_weights,
 )
 from marft_bridge.training.planned_forks import actions_to_spots, known_runs_to_reach, prompt_count, sampled_count
+from marft_bridge.training.success_draw import draw_order, rewards_to_draw_weights
 from marft_bridge.training.task_draw import TaskReward, rewards_to_weights
 from trace_store.records import BLIND_FORK, REPLAYED, Action, Trajectory
 from trainers import MarftTrainer, TrainerOptions
 
 SHARE, FORKS = 0.5, 3
+STORED_SHARE = 0.5
+"""Of the forks' tokens, in the condition that goes on from stored runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """An estimator, and whether half of a round's tokens go to forks."""
+    """An estimator, whether half of a round's tokens go to forks, and how much of these to forks of stored runs."""
 
     estimator: str
     trees: bool
+    stored_share: float = 0.0
 
 
 CONDITIONS = {
     "chains": Condition("tree_grpo", trees=False),
     "trees": Condition("tree_grpo", trees=True),
     "trees, c3": Condition("c3", trees=True),
+    "trees, stored": Condition("tree_grpo", trees=True, stored_share=STORED_SHARE),
 }
 BASE = "chains"
 
@@ -82,7 +89,7 @@ def named(trajectory: Trajectory, name: str, sample: int) -> Trajectory:
     )
 
 
-def as_fork(trajectory: Trajectory, parent: Trajectory, depth: int) -> Trajectory:
+def as_fork(trajectory: Trajectory, parent: Trajectory, depth: int, *, blind: bool) -> Trajectory:
     """A run that said again the first calls of another one, as a fork of it."""
     actions = tuple(
         replace(a, replayed_from=parent.actions[k].action_id, trainable=False, untrainable_reason=REPLAYED)
@@ -94,7 +101,7 @@ def as_fork(trajectory: Trajectory, parent: Trajectory, depth: int) -> Trajector
         trajectory.episode,
         parent_episode=parent.episode.episode_id,
         fork_action=parent.actions[depth].action_id,
-        tags={BLIND_FORK: "yes"},
+        tags={BLIND_FORK: "yes"} if blind else {},
     )
     return replace(trajectory, episode=episode, actions=actions)
 
@@ -102,8 +109,11 @@ def as_fork(trajectory: Trajectory, parent: Trajectory, depth: int) -> Trajector
 class Forks:
     """Plays the forks of rounds, and remembers what earlier rounds showed."""
 
-    def __init__(self, game: Game, players: Players, stored: Sequence[Trajectory], seed: int) -> None:
-        self._game, self._players, self._seed = game, players, seed
+    def __init__(
+        self, game: Game, players: Players, stored: Sequence[Trajectory], seed: int, stored_share: float = 0.0
+    ) -> None:
+        self._game, self._players, self._seed, self._stored_share = game, players, seed, stored_share
+        self._older = [(each, _task_reward(each, 0)) for each in stored]
         self._rewards = [_task_reward(each, 0) for each in stored]
         self._runs = list(stored)
         self._siblings: list[SiblingRewards] = []
@@ -122,14 +132,34 @@ class Forks:
         runs = {(each.episode.task_id, each.episode.sample): each for each in chains}
         points = self._points(order, runs)
         forks: list[Trajectory] = []
-        waiting: list[tuple[Trajectory, int]] = list(points)
-        while wave := fill_wave(left, ((point, _cost(*point)) for point in waiting), FORKS):
-            waiting = waiting[len(wave) :]
-            played = self._fork(wave, number, begun=len(forks))
-            left -= sum(sampled_count(each.actions) for each in played)
-            forks += played
+        for waiting, budget, blind in (
+            (list(self._stored_points(number)), self._stored_share * left, False),
+            (list(points), left, True),
+        ):
+            spent = sum(sampled_count(each.actions) for each in forks)
+            while wave := fill_wave(budget - spent, ((point, _cost(*point)) for point in waiting), FORKS):
+                waiting = waiting[len(wave) :]
+                forks += self._fork(wave, number, begun=len(forks), blind=blind)
+                spent = sum(sampled_count(each.actions) for each in forks)
         self._remember(chains, forks, number)
         return forks
+
+    def _stored_points(self, number: int) -> Iterator[tuple[Trajectory, int]]:
+        """A call of each older run that did better than its task does, one with calls before it."""
+        if not self._stored_share:
+            return
+        weights = rewards_to_draw_weights([earned for _, earned in self._older], number)
+        key = f"{self._seed}/stored/{number}"
+        for name in draw_order({str(n): weight for n, weight in enumerate(weights)}, key):
+            run = self._older[int(name)][0]
+            spots = {
+                spot: action
+                for spot, action in actions_to_spots(run.actions, self._game.agents).items()
+                if action.index > 0
+            }
+            weighed = spots_to_weights(dict.fromkeys(spots, 1.0), self._siblings)
+            for spot in draw_spots(weighed, f"{key}/{name}")[:1]:
+                yield run, spots[spot].index
 
     def _points(
         self, order: Sequence[ForkChoice], runs: Mapping[tuple[str, int], Trajectory]
@@ -140,7 +170,9 @@ class Forks:
             if action is not None:
                 yield run, action.index
 
-    def _fork(self, wave: Sequence[tuple[tuple[Trajectory, int], int]], number: int, begun: int) -> list[Trajectory]:
+    def _fork(
+        self, wave: Sequence[tuple[tuple[Trajectory, int], int]], number: int, *, begun: int, blind: bool
+    ) -> list[Trajectory]:
         """Those that repeat calls of the same agents are played together."""
         rows: dict[tuple[str, ...], list[tuple[Trajectory, int]]] = defaultdict(list)
         for (run, depth), count in wave:
@@ -151,20 +183,22 @@ class Forks:
             played = self._game.play(players, [_task_of(run, self._game) for run, _ in alike])
             for each, (run, depth) in zip(played, alike, strict=True):
                 name = f"r{number}f{begun + len(forks)}"
-                forks.append(as_fork(named(each, name, len(forks)), run, depth))
+                forks.append(as_fork(named(each, name, len(forks)), run, depth, blind=blind))
         return forks
 
     def _remember(self, chains: Sequence[Trajectory], forks: Sequence[Trajectory], number: int) -> None:
         self._runs = list(chains)
         self._rewards += [_task_reward(each, number) for each in chains]
+        earlier = [run for run, _ in self._older]
+        self._older += [(each, _task_reward(each, number)) for each in chains]
         earned: dict[str, list[float]] = defaultdict(list)
         for fork in forks:
             earned[fork.episode.fork_action or ""].append(fork.team_reward("reward") or 0.0)
-        for run in chains:
+        for run, own in [*((run, False) for run in earlier), *((run, True) for run in chains)]:
             for spot, action in actions_to_spots(run.actions, self._game.agents).items():
                 if action.action_id in earned:
-                    values = (run.team_reward("reward") or 0.0, *earned[action.action_id])
-                    self._siblings.append(SiblingRewards(spot, values))
+                    values = (run.team_reward("reward") or 0.0,) if own else ()
+                    self._siblings.append(SiblingRewards(spot, (*values, *earned[action.action_id])))
 
 
 def _task_reward(run: Trajectory, number: int) -> TaskReward:
@@ -189,7 +223,8 @@ def run(game: Game, name: str, seed: int, model: Path) -> dict[str, Any]:
     judges = Players(trainer, 2000 + seed)
     stored = game.play(players, [game.tasks[i % len(game.tasks)] for i in range(COLLECTED)])
     players.learn_offline(stored)
-    forks_of = Forks(game, players, stored, seed)
+    stored = [named(each, f"c{i}", i) for i, each in enumerate(stored)]
+    forks_of = Forks(game, players, stored, seed, stored_share=condition.stored_share)
     scores = [mean(game.play(judges, game.heldout), "correct")]
     counts: dict[str, list[int]] = defaultdict(list)
     for number in range(1, ROUNDS + 1):
