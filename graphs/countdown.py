@@ -6,7 +6,8 @@ exactly once and gives the target, FORMAT for any other equation, 0 where there 
 target of 1 to 1000, drawn without asking whether it can be reached. Ours: two agents and the turns of
 `graphs.game_turns`: the proposer writes an expression, a calculator (the tool) says its value, the checker reads that
 and answers; what the team earns over the turns adds up to the score of the last one, less TURN_COST for every turn
-after the first; values are exact fractions; four numbers at `published`, with a target that can be reached.
+after the first, and less 1 (UNREADABLE) for every answer without an expression; an operation that is not offered makes
+an answer wrong; values are exact fractions; four numbers at `published`, with a target that can be reached.
 
 Invariants: the same seed gives the same task; no two tasks of a level have the same numbers and target; every target
 can be reached; nothing that a model writes is executed, and no text takes more than a glance to evaluate.
@@ -26,6 +27,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from graphs.few_shot import FewShotPrompt
 from graphs.game_turns import (
+    UNREADABLE,
     Agent,
     Game,
     GameState,
@@ -61,7 +63,7 @@ class Level(NamedTuple):
     turn_limit: int
 
 
-FIRST = Level("first", 2, largest=20, operators="+-", largest_target=40, turn_limit=2)
+FIRST = Level("first", 2, largest=50, operators="+-", largest_target=100, turn_limit=2)
 EASY = Level("easy", 3, largest=20, operators="+-", largest_target=60, turn_limit=3)
 MIDDLE = Level("middle", 3, largest=50, operators="+-*", largest_target=200, turn_limit=4)
 PUBLISHED = Level("published", 4, largest=100, operators="+-*/", largest_target=1000, turn_limit=4)
@@ -184,14 +186,20 @@ def _uses_the_numbers(position: Position, expression: str) -> bool:
     return sorted(map(int, _NUMBER.findall(expression))) == sorted(position["numbers"])
 
 
+def _uses_the_operators(position: Position, expression: str) -> bool:
+    return set(expression) & set(_NAMES.values()) <= set(position["operators"])
+
+
 def _is_correct(position: Position, expression: str) -> bool:
-    return _uses_the_numbers(position, expression) and expression_to_value(expression) == position["target"]
+    is_allowed = _uses_the_numbers(position, expression) and _uses_the_operators(position, expression)
+    return is_allowed and expression_to_value(expression) == position["target"]
 
 
 def play(position: Position, text: str) -> Played:
     """Evaluates the expression of a text."""
     expression, earned = text_to_expression(text), score(position, text)
     gain = earned - position["score"] - (TURN_COST if position["answered"] else 0.0)
+    gain += UNREADABLE if expression is None else 0.0
     following = {**position, "score": earned, "answered": True}
     if expression is None:
         return Played(following, gain, bad_moves=1, readable=False, note="no expression", solved=False, over=False)
@@ -200,6 +208,8 @@ def play(position: Position, text: str) -> Played:
         note = f"{expression} has no value"
     elif not _uses_the_numbers(position, expression):
         note = f"{expression} = {value}, but not of each number once"
+    elif not _uses_the_operators(position, expression):
+        note = f"{expression} = {value}, but not with {' '.join(position['operators'])} alone"
     else:
         note = f"{expression} = {value}, {'right' if solved else 'wrong'}"
     return Played(following, gain, bad_moves=int(not solved), readable=True, note=note, solved=solved, over=False)

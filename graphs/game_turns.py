@@ -7,13 +7,15 @@ copy of the state, which is the tool agent's own reward. An agent's reward is it
 the program is one line in the game's own words and the tool plays it on a copy and says what became of it, since a
 small model writes no search; with `run_program` it is Python, as theirs is. What the last turn did is told as words.
 
-Invariants: an answer that is no move costs, and so does a move that is refused; neither ends a run. A run ends when the
-game is solved, when it has no step left, or after the turns of its task. A position is plain JSON and never changed.
+Invariants: an answer that is no move costs, and so does a move that is refused; neither ends a run but by the step that
+a refused move takes as any other does. A run ends when the game is solved, when it has no step left, or after the turns
+of its task. A position is plain JSON and never changed.
 """
 
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
@@ -29,6 +31,8 @@ UNREADABLE = -1.0
 """The team's reward for a turn without a move: their environment's for an action of a wrong format."""
 MAX_PRINTED_CHARACTERS = 400
 """Characters of a Python program and of what it printed that the planner is shown, each."""
+
+_FENCED = re.compile(r"```(?:[A-Za-z0-9_+.-]*[ ]*\n|python\b)?(.*?)(?:```|\Z)", re.DOTALL)
 
 Position = dict[str, Any]
 RunProgram = Callable[[str], Awaitable[str]]
@@ -207,11 +211,10 @@ def text_to_answer(text: str) -> str:
 
 
 def text_to_code(text: str) -> str:
-    """What stands between the last ```python (or ```) and its end; else the text itself."""
-    if "```" not in text:
-        return text
-    block = text.rsplit("```python", 1)[1] if "```python" in text else text.split("```", 1)[1]
-    return block.split("```")[0].strip()
+    """What stands between the last two fences (```), whatever language they name, or behind one that is not closed;
+    else the text itself."""
+    blocks = [block.strip() for block in _FENCED.findall(text) if block.strip()]
+    return blocks[-1] if blocks else text
 
 
 def _shorten(text: str) -> str:

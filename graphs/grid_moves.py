@@ -11,7 +11,8 @@ from graphs.game_turns import text_to_answer
 
 MAX_MOVES = 200
 DIRECTIONS = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
-_MOVE = re.compile(r"(?<![A-Za-z0-9'])([UDLR]) ?([1-9])?(?![A-Za-z0-9])")
+# A quote may stand before a move, as Python prints a list of them, but not one that follows a letter, as in I'D.
+_MOVE = re.compile(r"(?<![A-Za-z0-9])(?<![A-Za-z0-9]')([UDLR]) ?([1-9])?(?![A-Za-z0-9])")
 
 Cell = tuple[int, int]
 

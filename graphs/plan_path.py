@@ -4,8 +4,10 @@ After the benchmark Plan-Path of PettingLLMs (AT-GRPO, arXiv 2510.11062); see `g
 turns. Theirs, as their code has it: a grid of 10 x 10, each cell blocked with probability 0.22, start and goal drawn
 among the free cells with a way between them; moves U, D, L and R; the rewards of a move, which are STEP, BAD_MOVE,
 GOAL, SHORTEST and FAILED here, with a shaping of 0.99 * potential after - potential before, the potential being minus
-the distance in rows and columns. Ours: where the agent and the goal are is told as row and column, too; the levels
-below `published`; a turn's moves may carry counts (`R3`); at most grid_moves.MAX_MOVES of an answer are walked.
+the distance in rows and columns. Ours: the shaping is what a move gains on the potential, without the 0.99, so that
+returns, which nothing discounts here, pay for nearness alone and not for standing far from the goal; where the agent
+and the goal are is told as row and column, too; the levels below `published`; a turn's moves may carry counts (`R3`);
+at most grid_moves.MAX_MOVES of an answer are walked.
 
 Invariants: the same seed gives the same task; no two tasks of a level are the same grid with the same ends; every task
 has a way, whose length is known.
@@ -38,7 +40,6 @@ from graphs.game_turns import (
 from graphs.grid_moves import DIRECTIONS, Cell, distance, moves_to_text, step_from, text_to_moves
 
 STEP, BAD_MOVE, GOAL, SHORTEST, FAILED = -0.01, -0.10, 1.0, 0.5, -1.0
-SHAPING_DISCOUNT = 0.99
 TASKS = 400
 """Tasks of a level."""
 
@@ -160,7 +161,7 @@ def play(position: Position, text: str) -> Played:
         reached = beside if is_free(position["grid"], beside) else at
         bad_moves += reached == at
         earned += BAD_MOVE if reached == at else STEP
-        earned += distance(at, goal) - SHAPING_DISCOUNT * distance(reached, goal)
+        earned += distance(at, goal) - distance(reached, goal)
         at, steps, walked = reached, steps + 1, walked + 1
     solved, over = at == goal, at != goal and steps >= position["step_limit"]
     if solved:

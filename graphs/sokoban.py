@@ -3,10 +3,11 @@
 After the benchmark Sokoban of PettingLLMs (AT-GRPO, arXiv 2510.11062); see `graphs.game_turns` for the agents and the
 turns. Theirs, as their code has it: a room of 6 x 6 with walls around and one box, at least two cells from its goal; at
 most 200 moves; the rewards STEP, BAD_MOVE, ON_GOAL, OFF_GOAL, WON and FAILED, with a shaping of 0.1 * (0.99 * potential
-after - potential before), the potential being minus the distance of each box to its nearest goal. Ours: a room is drawn
-at random and kept where a search over all positions solves it, instead of playing backwards from the end; the levels
-below and above `published`, by moves and boxes; a free cell is written `_`, and where the agent is is told in words,
-too; a turn's moves may carry counts.
+after - potential before), the potential being minus the distance of each box to its nearest goal. Ours: the shaping
+without the 0.99, and OFF_GOAL the whole of ON_GOAL where theirs is half of it, so that nothing is earned by standing
+far from a goal or by pushing a box on and off one; a room is drawn at random and kept where a search over all positions
+solves it, instead of playing backwards from the end; the levels below and above `published`, by moves and boxes; a free
+cell is written `_`, and where the agent is is told in words, too; a turn's moves may carry counts.
 
 Invariants: the same seed gives the same task; no two tasks of a level are the same room; every task can be solved, in
 the number of moves that it names and no fewer.
@@ -38,8 +39,8 @@ from graphs.game_turns import (
 )
 from graphs.grid_moves import DIRECTIONS, Cell, distance, moves_to_text, step_from, text_to_moves
 
-STEP, BAD_MOVE, ON_GOAL, OFF_GOAL, WON, FAILED = -0.01, -0.05, 1.0, -0.5, 10.0, -5.0
-SHAPING, SHAPING_DISCOUNT = 0.1, 0.99
+STEP, BAD_MOVE, ON_GOAL, OFF_GOAL, WON, FAILED = -0.01, -0.05, 1.0, -1.0, 10.0, -5.0
+SHAPING = 0.1
 TASKS = 400
 """Tasks of a level."""
 
@@ -231,7 +232,7 @@ def play(position: Position, text: str) -> Played:
         gained = len(next_boxes & room.goals) - len(boxes & room.goals)
         earned += BAD_MOVE if following is None else STEP
         earned += ON_GOAL if gained > 0 else OFF_GOAL if gained < 0 else 0.0
-        earned += SHAPING * (SHAPING_DISCOUNT * _potential(next_boxes, room.goals) - _potential(boxes, room.goals))
+        earned += SHAPING * (_potential(next_boxes, room.goals) - _potential(boxes, room.goals))
         player, boxes, steps, walked = next_player, next_boxes, steps + 1, walked + 1
     solved = boxes == room.goals
     over = not solved and steps >= position["step_limit"]

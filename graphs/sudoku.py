@@ -4,9 +4,10 @@ After the benchmark Sudoku 4x4 of PettingLLMs (AT-GRPO, arXiv 2510.11062); see `
 the turns. Theirs, as their code has it: an answer is a whole grid or a list of entries; what an entry pays is STEP,
 what its choices, progress and constraints add (`_pay_entry`), or BAD_ENTRY; SOLVED and FAST on top at the end. Ours:
 entries only, written `r1c2=3`, so that a given cell stays what it is (theirs does not compare a whole grid with the
-given cells); an entry of one's own may be replaced, where theirs mends an entry by a whole grid; every puzzle has
-exactly one solution (of the 400 puzzles that their script makes, 324 have none that keeps the given cells and 17
-several); 8 given cells at `published`, where theirs has 3 to 11, 7.7 on average; the levels with more of them.
+given cells); an entry of one's own may be replaced, which pays STEP alone, where theirs mends an entry by a whole grid;
+an answer ends where the grid is solved; every puzzle has exactly one solution (of the 400 puzzles that their script
+makes, 324 have none that keeps the given cells and 17 several); 8 given cells at `published`, where theirs has 3 to 11,
+7.7 on average; the levels with more of them.
 
 Invariants: the same seed gives the same task; no two tasks of a level are the same puzzle; every puzzle has exactly one
 solution, and no given cell ever changes.
@@ -189,14 +190,17 @@ def play(position: Position, text: str) -> Played:
     earned, bad_moves, notes = 0.0, 0, []
     for row, column, digit in entries:
         attempts += 1
-        fits = not position["given"][row][column] and digit in choices(grid, row, column)
+        stands = grid[row][column]
+        fits = not position["given"][row][column] and digit != stands and digit in choices(grid, row, column)
         notes.append(f"r{row + 1}c{column + 1}={digit} {'ok' if fits else 'bad'}")
-        if fits:
-            earned += _pay_entry(grid, (row, column, digit))
+        if fits:  # a cell is paid for once: what stands in it may be mended, and not written again for more
+            earned += STEP if stands else _pay_entry(grid, (row, column, digit))
             grid[row][column] = digit
         else:
             earned += BAD_ENTRY
             bad_moves += 1
+        if is_solved(grid):
+            break
     solved = is_solved(grid)
     if solved:
         empty_at_first = sum(not given for given_row in position["given"] for given in given_row)

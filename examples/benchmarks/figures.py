@@ -23,13 +23,16 @@ def runs_by_setting(runs: Iterable[BenchmarkRun]) -> dict[Setting, dict[str, dic
     """Runs in the order of their seeds.
 
     Raises:
-        ValueError: a run occurs twice.
+        ValueError: a run occurs twice, or runs that would be averaged are of different configurations.
     """
     grouped: dict[Setting, dict[str, dict[int, BenchmarkRun]]] = {}
     for run in sorted(runs, key=lambda each: (each.game, each.level, each.model, each.condition, each.seed)):
         by_seed = grouped.setdefault((run.game, run.level, run.model), {}).setdefault(run.condition, {})
         if run.seed in by_seed:
             raise ValueError(f"{run.game} {run.level} {run.model} {run.condition} seed {run.seed} is there twice")
+        if any(run.setting_sha256 != other.setting_sha256 for other in by_seed.values()):
+            names = f"{run.game} {run.level} {run.model} {run.condition}"
+            raise ValueError(f"runs of {names} are of different configurations; give each a --folder and an --out")
         by_seed[run.seed] = run
     return grouped
 

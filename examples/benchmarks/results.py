@@ -59,6 +59,8 @@ class BenchmarkRun:
     condition: str
     seed: int
     config_sha256: str
+    setting_sha256: str
+    """Of the configuration without its seed: equal for runs that may be averaged."""
     code_sha256: str | None
     """Of the program that ran; None where it changed meanwhile, or may have."""
     seconds: float | None
@@ -83,7 +85,7 @@ def folder_to_rounds(folder: RunFolder, reward: str) -> tuple[BenchmarkRound, ..
 
 
 def result_to_run(
-    result: Result, rounds: tuple[BenchmarkRound, ...], game: str, level: str, model: str
+    result: Result, rounds: tuple[BenchmarkRound, ...], *, game: str, level: str, model: str, setting_sha256: str
 ) -> BenchmarkRun:
     """What the study's runner found out of a folder, with the rounds' solved episodes and tokens."""
     return BenchmarkRun(
@@ -93,6 +95,7 @@ def result_to_run(
         condition=result.condition,
         seed=result.seed,
         config_sha256=result.config_sha256,
+        setting_sha256=setting_sha256,
         code_sha256=result.code_sha256,
         seconds=result.seconds,
         rounds=rounds,

@@ -1,14 +1,16 @@
-"""Noisy transcripts of the four games -> a Llama of under a million weights, with a tokenizer, that plays them badly.
+"""Transcripts of the four games -> a Llama of under a million weights, with a tokenizer, that plays them badly.
 
     python -m examples.benchmarks.small_model .cache            # makes it, where it is not there yet
     python -m examples.benchmarks.small_model .cache --measure  # and says how often it solves the first level
 
 The small model of `examples/study/small` knows the words of its own games only, so these have one of their own: a plain
 Hugging Face folder that a server takes as any other. It is what an instruct model is to a task that it half knows:
-right now and then, mostly not, and at times not even a move. Training by reward then has something to find. Its chat
+right now and then, mostly not, and at times not even a move. Training by reward then has something to find. So it reads
+clean transcripts first, until it knows the games, and noisy ones after them, as that of the small study does. Its chat
 template shows it the last message alone: profiles and examples are for models that can read them.
 
-Invariant: the same code makes the same transcripts; the folder's name carries the digest of this file and of the games.
+Invariants: the same code makes the same transcripts; none is of a task that a benchmark has, held out or trained on;
+the folder's name carries the digest of this file and of the games.
 """
 
 # ruff: noqa: N806 (shape suffixes)
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import hashlib
 import itertools
 import random
@@ -39,11 +42,11 @@ from graphs.game_turns import Position, played_to_report, situation_to_text
 GAMES: dict[str, ModuleType] = {"plan_path": plan_path, "sudoku": sudoku, "sokoban": sokoban, "countdown": countdown}
 LEVELS = 1
 """Of each game: the first."""
-TRANSCRIPT_SEEDS = range(100_000, 104_000)
-"""Seeds of the tasks that transcripts are of; those of the benchmarks are below."""
+TRANSCRIPT_SEEDS = range(100_000, 102_000)
+"""Seeds of the tasks that transcripts are of, but for those that a benchmark has, too."""
 RIGHT = {"plan_path": 0.04, "sudoku": 0.35, "sokoban": 0.05, "countdown": 0.7}
-"""How often the teacher of a game acts for the best. The model copies moves well and reckons badly, so where it has to
-reckon it is shown more that is right; guesses are right now and then, too."""
+"""How often the teacher of a game acts for the best in noisy transcripts. The model copies moves well and reckons
+badly, so where it has to reckon it is shown more that is right; guesses are right now and then, too."""
 SLIP = {"sudoku": 0.3, "countdown": 0.1}
 """How often a guess has another cell or number than the position."""
 ADOPTED = 0.6
@@ -53,7 +56,7 @@ RAMBLING = 0.05
 MAX_NUMBER = 200
 MAX_TOKENS = 32
 PAD, END, UNKNOWN, ANSWER = "<pad>", "<end>", "<unknown>", "<answer>"
-_STEPS, _BATCH, _RATE = 1800, 48, 2e-3
+_STEPS, _CLEAN_STEPS, _BATCH, _RATE = 2700, 1800, 48, 2e-3
 _LESSONS = ("plan_path", "sudoku", "sokoban", "countdown", "sudoku", "countdown")
 """Whose transcripts a step is of, in turn: reckoning takes more of them than moving."""
 _WORD = r"[A-Za-z]+|[0-9]+|[^\sA-Za-z0-9]"
@@ -137,8 +140,25 @@ def _reckon(position: Position) -> str:
 # -- transcripts ------------------------------------------------------------------------------------------------------
 
 
-def noisy_answer(name: str, position: Position, draw: random.Random) -> str:
-    """An answer of the game's form that is one for the best by the share `RIGHT`, and else a guess."""
+class Teacher(random.Random):
+    """Chance, and whether what is written is clean: all for the best, and always a move."""
+
+    clean = False
+
+
+@functools.cache
+def transcript_tasks(name: str, level: Any) -> tuple[dict[str, Any], ...]:
+    """Tasks of TRANSCRIPT_SEEDS that differ from each other and from every task of the benchmark in what is shown."""
+    module = GAMES[name]
+    tasks = module.level_to_tasks(level, itertools.chain(range(module.TASKS), TRANSCRIPT_SEEDS))
+    own_ids = {f"{level.name}-{seed}" for seed in range(module.TASKS)}
+    return tuple(task for task in tasks if task["id"] not in own_ids)
+
+
+def teacher_answer(name: str, position: Position, draw: Teacher) -> str:
+    """An answer of the game's form: for the best where it is clean, or else by the share `RIGHT`, and else a guess."""
+    if draw.clean and (best := best_answer(name, position)):
+        return best
     if draw.random() < RAMBLING:
         return draw.choice(("no moves", "goal", "right", "Empty none"))
     best = best_answer(name, position)
@@ -160,21 +180,21 @@ def noisy_answer(name: str, position: Position, draw: random.Random) -> str:
     return " ".join(draw.choices("UDLR", k=length))
 
 
-def transcripts(name: str, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """(question, answer) of one noisy run after another, for ever."""
+def transcripts(name: str, draw: Teacher) -> Iterator[tuple[str, str]]:
+    """(question, answer) of one run after another, for ever."""
     module = GAMES[name]
     game = module.GAME
     while True:
         level = module.LEVELS[draw.randrange(LEVELS)]
-        task = next(module.level_to_tasks(level, [draw.choice(TRANSCRIPT_SEEDS)]))
+        task = draw.choice(transcript_tasks(name, level))
         position, feedback = module.task_to_input(task)["position"], ""
         for _ in range(level.turn_limit):
             situation = situation_to_text(game, position, feedback)
-            proposal = noisy_answer(name, position, draw)
+            proposal = teacher_answer(name, position, draw)
             yield f"{situation}\n{game.writer.question}", proposal
             trial = module.play(position, proposal)
             adopts = trial.solved and draw.random() < ADOPTED
-            answer = proposal if adopts else noisy_answer(name, position, draw)
+            answer = proposal if adopts else teacher_answer(name, position, draw)
             yield f"{situation}\n{played_to_report(trial)}\n{game.planner.question}", answer
             played = module.play(position, answer)
             position, feedback = played.position, played.note
@@ -191,7 +211,7 @@ def vocabulary() -> list[str]:
     """Every word of some thousand transcripts, and the numbers up to MAX_NUMBER, in a fixed order."""
     words = {str(number) for number in range(MAX_NUMBER + 1)}
     for name in GAMES:
-        for question, answer in itertools.islice(transcripts(name, random.Random(name)), 2000):
+        for question, answer in itertools.islice(transcripts(name, Teacher(name)), 2000):
             words |= {*text_to_words(question), *text_to_words(answer)}
     return [PAD, END, UNKNOWN, ANSWER, *sorted(words)]
 
@@ -248,8 +268,11 @@ def pretrain(folder: Path, seed: int = 0, steps: int = _STEPS) -> Path:
     model = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, weight_decay=0.01)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps, pct_start=0.1)
-    sources = {name: transcripts(name, random.Random(f"{name} {seed}")) for name in GAMES}
+    teachers = {name: Teacher(f"{name} {seed}") for name in GAMES}
+    sources = {name: transcripts(name, teacher) for name, teacher in teachers.items()}
     for step in range(steps):
+        for teacher in teachers.values():
+            teacher.clean = step < _CLEAN_STEPS
         rows = list(
             itertools.islice(sources[_LESSONS[step % len(_LESSONS)]], _BATCH)
         )  # of one game: they are of like length

@@ -46,7 +46,10 @@ class RoundResult:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Means over held-out tasks, before (no adapter changes anything) and after (the last version)."""
+    """Means over held-out tasks, before (no adapter changes anything) and after.
+
+    After is the version that training named as its best; in docs/study.md, which is older than that choice, the last.
+    """
 
     metric: str
     pairs: int

@@ -169,7 +169,7 @@ def _begun(folder: RunFolder, command: str) -> bool:
 
 def _command(name: str, folder: RunFolder, resume: bool = False) -> list[str]:
     files = ["--config", str(folder.path / CONFIG), "--run", str(folder.path)]
-    flags = ["--without-signal"] if name == "train" else []  # every condition gets the same number of rounds
+    flags = ["--without-signal"] if name == "train" else []  # a condition without signal is a result, too
     return [sys.executable, "-m", "marft_bridge", name, *files, *flags, *(["--resume"] if resume else [])]
 
 

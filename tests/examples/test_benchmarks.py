@@ -53,11 +53,13 @@ from examples.benchmarks.small_model import (
     GAMES,
     LEVELS,
     MAX_NUMBER,
+    Teacher,
     best_answer,
     make_batch,
     make_tokenizer,
-    noisy_answer,
     pretrain,
+    teacher_answer,
+    transcript_tasks,
     transcripts,
 )
 from examples.study.results import HeldOut
@@ -81,7 +83,19 @@ def benchmark_run(
     rounds = [BenchmarkRound(0, 8, 0.5, 0.1, 50)]
     rounds += [BenchmarkRound(i + 1, 8, share * 2, share, tokens) for i, share in enumerate(solved)]
     heldout = HeldOut("correct", 8, 0.25, after)
-    return BenchmarkRun(game, "first", "small", condition, seed, "0" * 64, None, 60.0, tuple(rounds), heldout)
+    return BenchmarkRun(
+        game=game,
+        level="first",
+        model="small",
+        condition=condition,
+        seed=seed,
+        config_sha256="0" * 64,
+        setting_sha256="1" * 64,
+        code_sha256=None,
+        seconds=60.0,
+        rounds=tuple(rounds),
+        heldout=heldout,
+    )
 
 
 # -- configurations ---------------------------------------------------------------------------------------------------
@@ -105,14 +119,13 @@ def test_the_published_setting_fits_every_benchmark_and_its_writer_writes_python
     config = BridgeConfig.model_validate(run.setting_to_options(game, "published", "m", published=True))
     app = load_app(config)
     assert config.graph.app == f"examples.benchmarks.python_tool:{game}"
-    assert config.train.trainer.advantage.estimator == "at_grpo"
     assert (config.train.episodes_per_round, config.train.samples_per_task) == (128, 4)
     assert len(app.heldout_tasks) >= (config.compare.tasks or 0) == 100
 
 
 @each_game
 @pytest.mark.parametrize("condition", [COLLECTED, *CONDITIONS])
-def test_a_condition_is_accepted_and_all_share_their_budget(game: str, condition: str) -> None:
+def test_a_condition_is_accepted_and_all_have_as_many_rounds_of_as_many_tokens(game: str, condition: str) -> None:
     base = run.setting_to_options(game, "first", "smollm2-135m")
     job = run.options_to_job(base, Path("unused"), condition, 7)
     shared = run.options_to_job(base, Path("unused"), BASELINE, 7).config
@@ -225,6 +238,15 @@ def test_a_run_that_is_there_twice_is_an_error() -> None:
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_runs_of_different_configurations_are_not_averaged() -> None:
+    one, other = benchmark_run("chains", 0, [0.1]), replace(benchmark_run("chains", 1, [0.1]), setting_sha256="2" * 64)
+    with pytest.raises(ValueError, match="runs of sudoku first small chains are of different configurations"):
+        runs_by_setting([one, other])
+    of_two = [replace(benchmark_run("chains", seed, [0.1]), code_sha256=str(seed)) for seed in (0, 1)]
+    assert "The runs are of 2 versions of the program." in runs_to_page(of_two)
+    assert "versions of the program" not in runs_to_page([one])
 
 
 def test_the_page_in_docs_is_what_the_runs_in_docs_give() -> None:
@@ -382,22 +404,39 @@ def test_the_teacher_solves_every_task_when_it_acts_for_the_best(game: str) -> N
 
 @each_game
 def test_transcripts_are_the_same_for_the_same_seed_and_hold_good_bad_and_unreadable_answers(game: str) -> None:
-    rows = list(itertools.islice(transcripts(game, random.Random(0)), 300))
-    assert rows == list(itertools.islice(transcripts(game, random.Random(0)), 300))
+    rows = list(itertools.islice(transcripts(game, Teacher(0)), 300))
+    assert rows == list(itertools.islice(transcripts(game, Teacher(0)), 300))
     module = GAMES[game]
     endings = {question.rsplit("\n", 1)[1] for question, _ in rows}
     assert endings == {module.GAME.writer.question, module.GAME.planner.question}
-    draw = random.Random(1)
+    draw = Teacher(1)
     task = next(module.level_to_tasks(module.LEVELS[0], [5]))
     position = module.task_to_input(task)["position"]
-    played = [module.play(position, noisy_answer(game, position, draw)) for _ in range(300)]
+    played = [module.play(position, teacher_answer(game, position, draw)) for _ in range(300)]
     assert 0.02 < sum(each.solved for each in played) / 300 < 0.8
     assert 0.01 < sum(not each.readable for each in played) / 300 < 0.2
+    draw.clean = True
+    assert all(module.play(position, teacher_answer(game, position, draw)).solved for _ in range(20))
+
+
+@each_game
+def test_no_transcript_is_of_a_task_that_a_benchmark_has(game: str) -> None:
+    module = GAMES[game]
+    level = module.LEVELS[0]
+
+    def shown(task: dict[str, Any]) -> str:
+        return module.GAME.describe(module.task_to_input(task)["position"])
+
+    own = {shown(task) for task in module.level_to_tasks(level, range(module.TASKS))}
+    others = {shown(task) for task in transcript_tasks(game, level)}
+    assert len(own) > 200
+    assert len(others) > 200
+    assert own.isdisjoint(others)
 
 
 def test_a_word_is_a_token_and_only_answers_are_learned() -> None:
     tokenizer = make_tokenizer()
-    rows = [row for game in GAMES for row in itertools.islice(transcripts(game, random.Random(2)), 30)]
+    rows = [row for game in GAMES for row in itertools.islice(transcripts(game, Teacher(2)), 30)]
     for question, answer in rows:
         assert tokenizer.unk_token_id not in tokenizer(f"{question} {answer}")["input_ids"]
         if answer:

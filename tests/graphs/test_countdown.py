@@ -128,6 +128,14 @@ def test_a_value_is_exact_and_absent_where_there_is_none(expression: str, value:
         assert countdown.expression_to_value(expression) == value
 
 
+def test_an_operation_that_is_not_offered_makes_an_answer_wrong() -> None:
+    position = {**position_of(), "numbers": [2, 2], "target": 4, "operators": "+-"}
+    wrong = countdown.play(position, "2 * 2")
+    assert (wrong.solved, wrong.reward) == (False, 0.1)
+    assert wrong.note == "2 * 2 = 4, but not with + - alone"
+    assert countdown.play(position, "2 + 2").solved
+
+
 @pytest.mark.parametrize("text", ["__import__('os').abort()", "exit()", "9**9**9**9", 'f"{1}"', "(lambda: 3)()"])
 def test_nothing_that_is_written_is_executed(text: str) -> None:
     played = countdown.play(position_of(), text)
@@ -141,11 +149,11 @@ def test_what_a_team_earns_adds_up_to_the_last_score_less_the_turns() -> None:
         played = countdown.play(position, text)
         position = played.position
         earned.append(played.reward)
-    assert earned == [pytest.approx(0.0), pytest.approx(0.1 - 0.05), pytest.approx(0.9 - 0.05)]
-    assert sum(earned) == pytest.approx(1 - 2 * countdown.TURN_COST)
-    # To write an equation and lose it again is worth nothing.
+    assert earned == [pytest.approx(-1.0), pytest.approx(0.1 - 0.05), pytest.approx(0.9 - 0.05)]
+    assert sum(earned) == pytest.approx(1 - 2 * countdown.TURN_COST - 1)  # one of them had no expression
+    # To write an equation and lose it again costs.
     lost = countdown.play(countdown.play(position_of(), "3 + 4 + 5").position, "hm")
-    assert lost.reward == pytest.approx(-0.1 - 0.05)
+    assert lost.reward == pytest.approx(-0.1 - 0.05 - 1.0)
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,8 @@ def test_the_answer_is_the_first_line_or_what_is_marked_as_one(text: str, answer
         ("R2 D", "RRD"),
         ("R 2 D", "RRD"),
         ('["R", "R", "D"]', "RRD"),
+        ("['R', 'R', 'D']", "RRD"),  # as Python prints a list
+        ("I'D say U", "U"),
         ("R,R,D.", "RRD"),
         ("Right Down", ""),
         ("I don't know, U?", "U"),
@@ -291,6 +293,11 @@ def test_an_answer_has_a_bounded_number_of_moves() -> None:
         ("```\nprint(1)\n```", "print(1)"),
         ("print(1)", "print(1)"),
         ("```python\nprint(1)", "print(1)"),
+        ("```py\nprint(1)\n```", "print(1)"),
+        ("```python3\nprint(1)\n```", "print(1)"),
+        ("```\na\n```\nBetter:\n```\nb\n```\nSo.", "b"),
+        ("```python\na\n```\nIt prints\n```text\nb\n```", "b"),
+        ("```python print(1)```", "print(1)"),
     ],
 )
 def test_code_is_what_stands_between_the_fences(text: str, code: str) -> None:

@@ -81,25 +81,39 @@ def test_a_tenth_to_a_quarter_of_a_published_grid_is_blocked() -> None:
 
 
 def test_a_straight_way_pays_as_worked_by_hand() -> None:
-    # Two moves of -0.01; shaping 2 - 0.99 * 1 and 1 - 0.99 * 0; 1 for the goal, 0.5 as two is the fewest.
+    # Two moves of -0.01, each of them one nearer; 1 for the goal, 0.5 as two is the fewest.
     played = plan_path.play(position_of(["..."], (0, 0), (0, 2), shortest=2), "R2")
-    assert played.reward == pytest.approx(-0.02 + 1.01 + 1.0 + 1.5)
+    assert played.reward == pytest.approx(-0.02 + 2 + 1.5)
     assert (played.solved, played.position["at"], played.position["steps"]) == (True, [0, 2], 2)
     assert played.note == "R R, at r1 c3, 0 bad, goal"
 
 
 def test_a_way_that_is_not_the_shortest_goes_without_the_bonus() -> None:
-    # R pays -0.01 + 1.01, L -0.01 + (1 - 0.99 * 2), and the two after that as above.
+    # Four moves of -0.01, in all two nearer; 1 for the goal.
     played = plan_path.play(position_of(["..."], (0, 0), (0, 2), shortest=2), "R L R R")
-    assert played.reward == pytest.approx(-0.04 + 1.01 - 0.98 + 1.01 + 1.0 + 1.0)
+    assert played.reward == pytest.approx(-0.04 + 2 + 1.0)
 
 
 @pytest.mark.parametrize(("move", "grid"), [("U", ["..", ".."]), ("L", ["..", ".."]), ("R", [".#", ".."])])
 def test_a_refused_move_pays_a_tenth_and_changes_nothing_but_the_count(move: str, grid: list[str]) -> None:
     played = plan_path.play(position_of(grid, (0, 0), (1, 1)), move)
-    assert played.reward == pytest.approx(-0.1 + 2 - 0.99 * 2)
+    assert played.reward == pytest.approx(-0.1)
     assert (played.position["at"], played.position["steps"], played.bad_moves) == ([0, 0], 1, 1)
     assert (played.solved, played.over) == (False, False)
+
+
+@pytest.mark.parametrize("text", ["L R " * 50, "U " * 100, "U D L R " * 25, "R9 L9", "D U " * 50 + "L9"])
+def test_wandering_and_bumping_pay_nothing_but_the_nearness_that_they_end_with(text: str) -> None:
+    for task in plan_path.level_to_tasks(plan_path.PUBLISHED, range(60)):
+        position = plan_path.task_to_input(task)["position"]
+        played = plan_path.play(position, text)
+        if played.solved:
+            continue
+        goal = tuple(position["goal"])
+        gained = plan_path.distance(tuple(position["at"]), goal) - plan_path.distance(
+            tuple(played.position["at"]), goal
+        )
+        assert played.reward < gained or not played.position["steps"]
 
 
 def test_moves_after_the_goal_are_not_walked() -> None:
@@ -110,7 +124,7 @@ def test_moves_after_the_goal_are_not_walked() -> None:
 def test_with_the_last_move_allowed_the_run_has_failed() -> None:
     played = plan_path.play(position_of(["...."], (0, 0), (0, 3), step_limit=2), "R3")
     assert (played.solved, played.over, played.position["at"]) == (False, True, [0, 2])
-    assert played.reward == pytest.approx(-0.02 + (3 - 0.99 * 2) + (2 - 0.99) - 1.0)
+    assert played.reward == pytest.approx(-0.02 + 2 - 1.0)
     reached = plan_path.play(position_of(["..."], (0, 0), (0, 2), step_limit=2), "R2")
     assert (reached.solved, reached.over) == (True, False)
 

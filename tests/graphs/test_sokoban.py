@@ -90,18 +90,18 @@ def test_the_levels_are_ordered_by_the_moves_of_their_solutions() -> None:
 
 
 def test_a_push_onto_the_goal_pays_as_worked_by_hand() -> None:
-    # -0.01, 1 for the box, 10 for the end, and 0.1 * (1 - 0.99 * 0).
+    # -0.01, 1 for the box, 10 for the end, and 0.1 for one cell nearer.
     played = sokoban.play(position_of("#####", "#@$.#", "#####"), "R")
     assert played.reward == pytest.approx(-0.01 + 1 + 10 + 0.1)
     assert played.position["room"] == ["#####", "#_@*#", "#####"]
     assert (played.solved, played.note) == (True, "R, at r2 c3, 0 bad, 1 of 1 boxes")
 
 
-def test_a_push_off_a_goal_pays_half_back_and_the_shaping() -> None:
+def test_a_push_off_a_goal_pays_back_what_that_onto_it_earned_and_the_shaping() -> None:
     room = position_of("######", "#@*_.#", "#_$__#", "######")
     # The box leaves its goal: two free goals then, the nearest one cell away; the other box is one away throughout.
     played = sokoban.play(room, "R")
-    assert played.reward == pytest.approx(-0.01 - 0.5 + 0.1 * (0.99 * -(1 + 1) - -(0 + 1)))
+    assert played.reward == pytest.approx(-0.01 - 1.0 + 0.1 * (-(1 + 1) - -(0 + 1)))
     assert not played.solved
     assert played.position["room"] == ["######", "#_+$.#", "#_$__#", "######"]
 
@@ -118,16 +118,22 @@ def test_a_move_into_a_wall_or_against_a_box_that_is_stuck_pays_a_twentieth_and_
     rows: tuple[str, ...], move: str
 ) -> None:
     played = sokoban.play(position_of(*rows), move)
-    room = sokoban.read_room(list(rows))
-    nearest = sum(min(abs(b[0] - g[0]) + abs(b[1] - g[1]) for g in room.goals) for b in room.boxes)
-    assert played.reward == pytest.approx(-0.05 + 0.1 * (1 - 0.99) * nearest)
+    assert played.reward == pytest.approx(-0.05)
     assert (played.position["room"], played.bad_moves, played.over) == (list(rows), 1, False)
+
+
+def test_a_box_that_is_pushed_on_and_off_a_goal_earns_nothing() -> None:
+    room = position_of("########", "#@$._._#", "#_$____#", "########")
+    there = sokoban.play(room, "R")
+    further = sokoban.play(there.position, "R")
+    assert there.reward == pytest.approx(-0.01 + 1.0 + 0.1)
+    assert there.reward + further.reward < 0.1
 
 
 def test_with_the_last_move_allowed_the_run_has_failed() -> None:
     played = sokoban.play(position_of("######", "#@_$.#", "######", step_limit=1), "R R")
     assert (played.solved, played.over, played.position["steps"]) == (False, True, 1)
-    assert played.reward == pytest.approx(-0.01 + 0.1 * (1 - 0.99) - 5)
+    assert played.reward == pytest.approx(-0.01 - 5)
 
 
 def test_walking_over_a_goal_leaves_it_there() -> None:

@@ -111,6 +111,17 @@ def test_an_entry_of_ones_own_can_be_replaced() -> None:
     assert (mended.bad_moves, mended.position["grid"][0][0]) == (0, 1)
 
 
+def test_a_cell_is_paid_for_once_however_often_it_is_written() -> None:
+    last = position_of(without((0, 0)))
+    assert sudoku.play(last, "r1c1=1 " * 10).reward == sudoku.play(last, "r1c1=1").reward  # it ends where it is solved
+    puzzle = position_of(without((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)))
+    once = sudoku.play(puzzle, "r1c1=2").reward
+    assert sudoku.play(puzzle, "r1c1=2 r1c1=2").reward == pytest.approx(once - 0.3)
+    assert sudoku.play(puzzle, "r1c1=2 r1c1=1 r1c1=2 r1c1=1").reward == pytest.approx(once - 3 * 0.01)
+    first = sudoku.play(puzzle, "r1c1=2")
+    assert sudoku.play(first.position, "r1c1=1").reward == pytest.approx(-0.01)  # of a later turn, too
+
+
 def test_the_fast_end_counts_every_entry_and_every_turn() -> None:
     puzzle = position_of(without((0, 0), (3, 3)))
     fast = sudoku.play(puzzle, "r1c1=1 r4c4=1")
