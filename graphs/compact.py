@@ -105,14 +105,15 @@ def reward(task: dict[str, Any], result: dict[str, Any], run: Any) -> dict[str, 
 
     Of the team: `correct`, 1 where the reporter's last number is right; `length_cost`, the mean over the records of
     their characters / RECORD_CHARACTERS, at most 1 each; and `reward`, which is trained on: 1 where it is correct, 0.1
-    where the right number occurs at all, minus LENGTH_PRICE * length_cost. Of each record: `kept`, 1 where its last
-    number is the true count after the event; absent where the clerk's calls were not all recorded.
+    where the right number occurs at all, minus LENGTH_PRICE * length_cost. Of each record: `kept`, 1 where the last
+    number of what is shown of it is the true count after the event; absent where a call of the clerk is not recorded.
     """
     records = result["records"]
     answer_credit = number_credit(result["answer"], task["answer"])
     length_cost = sum(min(len(record) / RECORD_CHARACTERS, 1.0) for record in records) / len(records)
     calls = sorted((action.index, action.action_id) for action in run.game().actions if action.node == "clerk")
-    record_scores = [float(last_number(record) == count) for record, count in zip(records, task["states"], strict=True)]
+    shown = [record[:RECORD_CHARACTERS] for record in records]
+    record_scores = [float(last_number(record) == count) for record, count in zip(shown, task["states"], strict=True)]
     step_rewards = {f"step:{call}": score for (_, call), score in zip(calls, record_scores, strict=False)}
     return {
         "correct": float(answer_credit == 1.0),

@@ -13,7 +13,8 @@ segmenter and scorer by the numbers of the task: with the shared reward alone, t
 essential.
 
 Invariant: the chunks of a reasoning are all its sentences in order, whatever the segmenter wrote; what it or the scorer
-cannot say costs that agent alone.
+cannot say costs that agent its own reward. The team's length term then counts every chunk by half, which may be more or
+less than a scorer would have found.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ numbers of sentences, the generator for an answer that is too long. Simplified: 
 instead of a dense index; no supervised warm-up; each agent has an adapter of its own, where the paper's share all
 parameters (`[train.trainer.agents]` can have them share one). The sizes of the penalties are ours.
 
-Neither the questions nor the examples use the words of the corpus, and a name alone retrieves more sentences than the
-selector is shown: so the rewriter has something to learn.
+A question as it stands, and a name alone, retrieve the sentence that answers it where it asks for a town or an animal,
+and never where it asks for a profession: there the rewriter has something to learn, and everywhere that several queries
+are not needed.
 """
 
 from __future__ import annotations

@@ -28,6 +28,14 @@ from marft_bridge.runs.run_folder import RunFolder
 
 HERE = Path(__file__).parent
 EXPECTED = re.compile(r"^# Expected: .*$", re.MULTILINE)
+AGAINST = re.compile(r"^# Against: .*\n", re.MULTILINE)
+TWINS = {
+    "coach_player": "coach_player-random",
+    "coach_player-frozen": "coach_player",
+    "prisma-two-stage": "prisma-joint",
+    "social_dilemma": "social_dilemma-plain",
+}
+"""What `examples.zoo.twins` holds against what."""
 _START = re.compile(r"^start_from = .*?(?=\s*(#.*)?$)", re.MULTILINE)
 _EACH = """set -e
 for c in collect train; do "$0" -m marft_bridge "$c" --config "$1" --run "$2"; done
@@ -168,8 +176,17 @@ def main(argv: list[str] | None = None) -> int:
         line = config_to_line(config, flags.folder / config.stem, flags.seed)
         print(f"{config.stem}: {line}", flush=True)
         if flags.write:
-            config.write_text(EXPECTED.sub(f"# Expected: {line}", config.read_text(), count=1))
+            write_expected(config, line)
     return 0
+
+
+def write_expected(config: Path, line: str) -> None:
+    """Puts a run's line into its configuration, and takes out what an earlier run was to its twins."""
+    config.write_text(EXPECTED.sub(lambda _: f"# Expected: {line}", config.read_text(encoding="utf-8"), count=1))
+    for name, twin in TWINS.items():
+        path = config.with_name(f"{name}.toml")
+        if config.stem in (name, twin) and path.exists():
+            path.write_text(AGAINST.sub("", path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,26 +12,17 @@ for independent: where tasks share their questions it is too narrow.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from examples.zoo.run import EXPECTED, HERE
+from examples.zoo.run import AGAINST, EXPECTED, HERE, TWINS
 from marft_bridge.comparison.episodes import stored_scores
 from marft_bridge.comparison.records import Report
 from marft_bridge.comparison.variants import AFTER_VARIANT
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.statistics import Contrast, compare_family
 from trace_store.store import TraceStore
-
-TWINS = {
-    "coach_player": "coach_player-random",
-    "coach_player-frozen": "coach_player",
-    "prisma-two-stage": "prisma-joint",
-    "social_dilemma": "social_dilemma-plain",
-}
-_AGAINST = re.compile(r"^# Against: .*\n", re.MULTILINE)
 
 Scores = Mapping[tuple[str, int], float]
 """(Task, sample) -> the metric."""
@@ -99,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def write_line(config: Path, line: str) -> None:
     """Puts the line under `# Expected:`, in place of an earlier one."""
-    text = _AGAINST.sub("", config.read_text(encoding="utf-8"))
+    text = AGAINST.sub("", config.read_text(encoding="utf-8"))
     config.write_text(EXPECTED.sub(lambda found: f"{found[0]}\n# Against: {line}", text, count=1), encoding="utf-8")
 
 

@@ -31,8 +31,17 @@ from support.zoo_answers import DUO, sometimes_right
 from support.zoo_rig import ZOO, train_zoo
 
 from examples.zoo.exploitability import Compared, Exploitability
-from examples.zoo.run import OPPONENTS, SHOWN, config_to_moved, main, report_to_line, tournament_to_parts
-from examples.zoo.twins import TWINS, scores_to_line, write_line
+from examples.zoo.run import (
+    OPPONENTS,
+    SHOWN,
+    TWINS,
+    config_to_moved,
+    main,
+    report_to_line,
+    tournament_to_parts,
+    write_expected,
+)
+from examples.zoo.twins import scores_to_line, write_line
 from marft_bridge.comparison.records import Contrast, Match, NonInferiority, Rated, Report, Tournament
 from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.rollouts.app import load_app
@@ -195,6 +204,16 @@ def test_twins_are_told_apart_by_the_tasks_that_both_ran(tmp_path: Path) -> None
     assert f"\n- [defer](#defer) against its twin: {line}.\n" in page
     assert f"\n- against its twin: {line}\n" in page
     assert "an earlier line" not in path.read_text(encoding="utf-8")
+
+
+def test_a_new_run_of_one_of_two_twins_takes_out_what_an_earlier_one_was_to_the_other(tmp_path: Path) -> None:
+    for name in ("social_dilemma", "social_dilemma-plain", "coach_player"):
+        (tmp_path / f"{name}.toml").write_text((ZOO / f"{name}.toml").read_text(encoding="utf-8"), encoding="utf-8")
+    write_expected(tmp_path / "social_dilemma-plain.toml", "cooperation 0.5 -> 0.6 on 8 held-out tasks")
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    assert "# Expected: cooperation 0.5 -> 0.6 on 8 held-out tasks\n" in texts["social_dilemma-plain"]
+    assert "# Against:" not in texts["social_dilemma"]
+    assert "# Against:" in texts["coach_player"]  # which is no twin of either
 
 
 @pytest.mark.parametrize("name", sorted(TWINS))

@@ -63,6 +63,7 @@ def test_without_events_the_reporter_acts_alone(recorder: Recorder) -> None:
         (["", "", ""], "9 or 8", (0.0, 0.0, 0.1), (0.0, 0.0, 0.0)),
         (["x" * 80, "x" * 4000, "7" * 400], "so 9", (1.0, 1.0, 0.8), (0.0, 0.0, 0.0)),
         (["have: 7, did: +2", "6.", "have 9"], "", (0.0, 24 / 240, -0.02), (0.0, 1.0, 1.0)),
+        (["word " * 30 + "have: 7", "6", "9"], "9", (1.0, 82 / 240, 1 - 0.2 * 82 / 240), (0.0, 1.0, 1.0)),  # not shown
     ],
 )
 def test_a_right_answer_counts_less_the_longer_the_records(

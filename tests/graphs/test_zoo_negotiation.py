@@ -92,6 +92,9 @@ def test_every_turn_depends_on_all_turns_before_it_and_a_side_sees_its_own_value
         (["accept", "take 0 0 3", "accept"], ["", "x" * 5000, "accept"], (0.6 - 2, 0.7 - 2), {"legal": 2 / 6}),
         # Too few numbers, too many digits, a word before.
         (["take 1 1", "take 9999 1 1", "I take 1 1 1"], ["\x00", "take", "take1 1 1"], (-3, -3), {"legal": 0}),
+        # Too many numbers, and what takes back what it says.
+        (["take 1 1 1 9", "take 1 1 1.5", "take 0 0 3"], ["-", "-", "accept? no"], (-2, -3), {"legal": 1 / 6}),
+        (["TAKE 0 0 3.\nI like balls."], ["Accept."], (0.6, 0.7), {"agreed": 1, "legal": 1}),
     ],
 )
 def test_deals_are_those_worked_out_by_hand_and_a_bad_reply_costs_its_own_side(
