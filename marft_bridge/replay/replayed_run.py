@@ -48,6 +48,7 @@ from marft_bridge.replay.divergence import (
     value_difference,
 )
 from marft_bridge.replay.equal_calls import EqualCalls
+from marft_bridge.replay.moments import RunMoments
 from marft_bridge.replay.pins import pinned
 from marft_bridge.replay.private_memory import PrivateMemory, memory_of_run, private_memory
 from marft_bridge.replay.recorded_answers import NOT_MADE, PATIENCE_S, RecordedAnswers
@@ -160,10 +161,12 @@ class _Replay:
 
     def __init__(self, run: RecordedRun, recorder: _Recorder, options: ReplayOptions, equal_calls: EqualCalls) -> None:
         self._run, self._recorder, self._options = run, recorder, options
+        self.moments = RunMoments(run.root.start_ns, run.root.end_ns) if options.freeze_time else None
         # In a run that was stopped from outside nobody knows of such a call who stopped it: the replay ends there.
         self._endless_ids = frozenset(call.action_id for call in run.calls if call.has_no_end and not run.was_cut)
+        calls = [replace(call, prompt=self.to_compared(call.prompt)) for call in run.calls]
         self.answers = RecordedAnswers(
-            run.calls, run.trajectory.edges, equal_calls=equal_calls, endless_ids=self._endless_ids
+            calls, run.trajectory.edges, equal_calls=equal_calls, endless_ids=self._endless_ids
         )
         self.divergence: Divergence | None = None
         self.reached_cut = False
@@ -175,6 +178,10 @@ class _Replay:
         self._is_redacted = any(REDACTED in str(value) for span in run.spans for value in span.attributes.values())
         self._refused_count = 0
         self._lock = threading.Lock()
+
+    def to_compared(self, value: Any) -> Any:
+        """A prompt or a result, recorded or of the replay, as it is compared: while the clock stands, without it."""
+        return value if self.moments is None else self.moments.unify(value)
 
     def leave_out(self, given_tasks: GivenTasks) -> None:
         """Makes the calls and tools of these tasks none of those that are still to come."""
@@ -231,7 +238,7 @@ class _Replay:
         prompt = to_comparable_prompt(load_recorded(self._as_recorded(span, c.INPUT_MESSAGES)))
         call = self.answers.claim(
             str(span.attributes.get(c.NODE) or ""),
-            prompt,
+            self.to_compared(prompt),
             rank=self._recorder.rank_of(namespace),
             tools=self._recorder.tools_around(span),
         )
@@ -535,7 +542,7 @@ def _compare(
             return divergence, None
     else:
         notes.append("edges not compared, which follow an older rule")
-    if c.OUTPUT in run.root.attributes and (divergence := _compare_results(run, root)) is not None:
+    if c.OUTPUT in run.root.attributes and (divergence := _compare_results(run, replay, root)) is not None:
         return divergence, None
     return None, "; ".join(notes) or None
 
@@ -689,9 +696,10 @@ def _compare_tools_offered(recorded: Trajectory, replayed: Trajectory) -> Diverg
     return None
 
 
-def _compare_results(run: RecordedRun, root: SpanRow) -> Divergence | None:
-    now = load_recorded(root.attributes.get(c.OUTPUT))
-    difference = value_difference(to_comparable_output(run.output), to_comparable_output(now))
+def _compare_results(run: RecordedRun, replay: _Replay, root: SpanRow) -> Divergence | None:
+    outputs = [run.output, load_recorded(root.attributes.get(c.OUTPUT))]
+    recorded, now = (replay.to_compared(to_comparable_output(output)) for output in outputs)
+    difference = value_difference(recorded, now)
     if difference is None:
         return None
     path, recorded_words, words = difference

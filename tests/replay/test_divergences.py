@@ -202,6 +202,30 @@ def test_the_clock_in_a_prompt_is_named_and_can_be_stopped(tmp_path: Path) -> No
     assert changed.startswith('planner, call 1: message 1 (user) differs at word 10: recorded "20')
 
 
+@pytest.mark.parametrize("form", ["iso", "utc", "seconds", "minutes"])
+def test_a_moment_of_the_run_in_a_prompt_is_the_same_while_the_clock_stands(form: str, tmp_path: Path) -> None:
+    def moment() -> str:
+        now = datetime.datetime.now(datetime.UTC if form == "utc" else None)
+        return now.isoformat(sep=" ", timespec=form) if form in ("seconds", "minutes") else now.isoformat()
+
+    def asks(model: Any, before: str) -> Any:
+        def ask(_: Any) -> Any:
+            time.sleep(0.02)
+            asked = f"It is {moment()}, before {before}."
+            return {"answer": f"{model.invoke(asked).text} {moment()}"}
+
+        return chain(a=ask)
+
+    before = "2020-01-02 03:04:05"
+    (run,) = record_runs(asks(says("ok"), before), [QUESTION], tmp_path)
+    stopped = ReplayOptions(freeze_time=True)
+    assert differences([replay_run(asks(NeverAsked(), before), run, options=stopped)]) == [None]
+    (changed,) = differences([replay_run(asks(NeverAsked(), "2020-01-02 03:04:06"), run, options=stopped)])
+    assert changed is not None
+    assert changed.startswith("a, call 1: message 0 (user) differs at word")
+    assert '"03:04:05.", now "03:04:06."' in changed
+
+
 def test_moments_that_are_made_while_the_clock_stands_are_kept_by_checkpoints(tmp_path: Path) -> None:
     class Notes(TypedDict, total=False):
         question: str
