@@ -473,6 +473,7 @@ def _run_graph(
     runner: asyncio.Runner | None,
 ) -> BaseException | None:
     """Runs the graph as it was run, sync or async; returns the error that it ended with."""
+    arguments = {**arguments, **_output_arguments(graph, run)}
     try:
         if run.run_config.get("is_async") or run.is_dated:
             with ExitStack() as stack:
@@ -489,6 +490,15 @@ def _run_graph(
     finally:
         replay.answers.end()
     return None
+
+
+def _output_arguments(graph: Any, run: RecordedRun) -> dict[str, Any]:
+    """What makes the graph give out all of its keys, where the recorded run did: `stream` does, `invoke` only those of
+    the output schema."""
+    output, schema_keys = run.output, graph.output_channels
+    if not isinstance(output, dict) or isinstance(schema_keys, str):
+        return {}
+    return {} if output.keys() <= {*schema_keys, _INTERRUPTS} else {"output_keys": graph.stream_channels_asis}
 
 
 async def _run_async(graph: Any, replay: _Replay, value: Any, arguments: Mapping[str, Any]) -> Any:

@@ -36,14 +36,17 @@ from langgraph.graph import END, START, StateGraph, add_messages
 from langgraph.prebuilt import ToolNode
 from langgraph.types import RetryPolicy, Send
 from pydantic import BaseModel
-from support.edge_rig import SaysNext, says
+from support.edge_rig import SaysNext, recorded_traces, says
 from support.replay_rig import differences, record_runs, replay_all
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
+from marft_bridge.recording.recorder import Recorder
+from marft_bridge.recording.wrap import wrap
 from marft_bridge.replay.recorded_run import spans_to_run, tool_to_key
 from marft_bridge.replay.replayed_run import GIVEN_UP, ReplayOptions, replay_run
 from trace_store import conventions as c
+from trace_store.journal import Journal
 
 
 class State(TypedDict, total=False):
@@ -52,6 +55,18 @@ class State(TypedDict, total=False):
     notes: list[str]
     answer: str
     messages: Annotated[list[Any], add_messages]
+
+
+class Question(TypedDict):
+    question: str
+
+
+class Answer(TypedDict):
+    answer: str
+
+
+class Noted(Question, Answer, total=False):
+    note: str
 
 
 class NeverAsked(SaysNext):
@@ -200,6 +215,28 @@ def test_the_clock_in_a_prompt_is_named_and_can_be_stopped(tmp_path: Path) -> No
         datetime.datetime = was  # type: ignore[misc]
     assert changed is not None
     assert changed.startswith('planner, call 1: message 1 (user) differs at word 10: recorded "20')
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_run_that_was_streamed_gives_out_the_keys_that_its_output_schema_leaves_out(
+    streamed: bool, tmp_path: Path
+) -> None:
+    def app(model: Any, note: str) -> Any:
+        graph = StateGraph(Noted, input_schema=Question, output_schema=Answer)
+        graph.add_node("a", lambda _: {"answer": model.invoke("hm").text, "note": note})
+        graph.add_edge(START, "a")
+        return graph.compile()
+
+    recorder = Recorder(Journal(tmp_path / "journal"))
+    recorded = wrap(app(says("ok"), "kept"), recorder)
+    if streamed:
+        assert list(recorded.stream(QUESTION, stream_mode="values"))[-1]["note"] == "kept"
+    else:
+        assert recorded.invoke(QUESTION) == {"answer": "ok"}
+    (run,) = [spans_to_run(spans) for spans in recorded_traces(recorder)]
+    assert differences([replay_run(app(NeverAsked(), "kept"), run)]) == [None]
+    (changed,) = differences([replay_run(app(NeverAsked(), "other"), run)])
+    assert changed == ('the result differs at note: recorded "kept", now "other"' if streamed else None)
 
 
 @pytest.mark.parametrize("form", ["iso", "utc", "seconds", "minutes"])
