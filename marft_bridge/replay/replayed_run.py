@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import contextvars
 import json
-import re
 import tempfile
 import threading
 import time
@@ -47,6 +46,7 @@ from marft_bridge.replay.divergence import (
     RefusedConnectionError,
     value_difference,
 )
+from marft_bridge.replay.drawn_ids import DrawnIds, number_ids
 from marft_bridge.replay.equal_calls import EqualCalls
 from marft_bridge.replay.moments import RunMoments
 from marft_bridge.replay.pins import pinned
@@ -83,14 +83,9 @@ DATED = "recorded before the record said how a run was started: it was run async
 GIVEN_UP = "the app did not wait for its answer, which the record does not have, and now it waits"
 LOST = "its input was given as JSON, where it had"
 _one_at_a_time = threading.Lock()
-# Ids that are drawn anew in each run: UUIDs, also without their hyphens, and addresses of objects. Other texts of 32
-# digits (a digest) and other numbers (a colour) are the app's.
-_DRAWN = re.compile(
-    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-    r"|\b[0-9a-f]{12}[1-8][0-9a-f]{3}[89ab][0-9a-f]{15}\b"
-    r"|(?<=\bat )0x[0-9a-f]{6,}\b"
-)
 _INTERRUPTS = "__interrupt__"  # in a result; their ids are LangGraph's hashes of UUIDs
+# What a replay is given as the record has it, or what tools have given back that it is given.
+_GIVEN = (c.TASK, c.INPUT, c.RUN_CONFIG, c.TOOL_RESULT)
 _MESSAGE_FIELDS = ("type", "content", "name", "tool_calls", "tool_call_id", "role", "artifact", "status")
 
 
@@ -164,9 +159,14 @@ class _Replay:
         self.moments = RunMoments(run.root.start_ns, run.root.end_ns) if options.freeze_time else None
         # In a run that was stopped from outside nobody knows of such a call who stopped it: the replay ends there.
         self._endless_ids = frozenset(call.action_id for call in run.calls if call.has_no_end and not run.was_cut)
-        calls = [replace(call, prompt=self.to_compared(call.prompt)) for call in run.calls]
+        self._ids = DrawnIds([span.attributes.get(key) for span in run.spans for key in _GIVEN])
         self.answers = RecordedAnswers(
-            calls, run.trajectory.edges, equal_calls=equal_calls, endless_ids=self._endless_ids
+            run.calls,
+            run.trajectory.edges,
+            equal_calls=equal_calls,
+            ids=self._ids,
+            to_key=lambda prompt: self.to_compared(number_ids(prompt)),
+            endless_ids=self._endless_ids,
         )
         self.divergence: Divergence | None = None
         self.reached_cut = False
@@ -238,7 +238,7 @@ class _Replay:
         prompt = to_comparable_prompt(load_recorded(self._as_recorded(span, c.INPUT_MESSAGES)))
         call = self.answers.claim(
             str(span.attributes.get(c.NODE) or ""),
-            self.to_compared(prompt),
+            prompt,
             rank=self._recorder.rank_of(namespace),
             tools=self._recorder.tools_around(span),
         )
@@ -261,7 +261,9 @@ class _Replay:
         if call.error is not None:
             raise self._cut() if call.has_no_end else call.error.to_exception()
         assert call.answer is not None  # a call has one or the other
-        return call.answer.model_copy(deep=True)
+        answer = self._ids.answer_to_now(call.answer.model_copy(deep=True))
+        self._ids.note_given([answer.content, [tool_call["args"] for tool_call in answer.tool_calls]])
+        return answer
 
     # -- tools, see `recorded_tools.ToolSource` ------------------------------------------------------------------
 
@@ -276,7 +278,7 @@ class _Replay:
         node = str(span.attributes.get(c.NODE) or "")
         with self._lock:
             tools = tools_like(self._open_tools, name, node, call_id=call_id)
-            same_tools = [tool for tool in tools if tool.arguments == arguments]
+            same_tools = [tool for tool in tools if self._ids.to_now(tool.arguments) == arguments]
             if same_tools:
                 self._open_tools.remove(same_tools[0])
                 self.matched_tools[span.span_id] = same_tools[0]
@@ -720,26 +722,17 @@ def _compare_results(run: RecordedRun, replay: _Replay, root: SpanRow) -> Diverg
 def to_comparable_output(value: Any) -> Any:
     """A recorded state without what a model reports besides its answer; what is drawn anew in each run goes by number,
     so that which is which stays."""
-    numbers: dict[str, str] = {}
-
-    def number_drawn(text: str) -> str:
-        return _DRAWN.sub(lambda drawn: numbers.setdefault(drawn.group(), f"id {len(numbers) + 1}"), text)
 
     def convert(value: Any) -> Any:
-        if isinstance(value, str):
-            return number_drawn(value)
         if isinstance(value, list):
             return [convert(item) for item in value]
         if not isinstance(value, dict):
             return value
         if is_message_form(value):
             value = {key: item for key, item in value["data"].items() if key in _MESSAGE_FIELDS}
-        return {
-            number_drawn(str(key)): convert(_without_ids(item) if key == _INTERRUPTS else item)
-            for key, item in value.items()
-        }
+        return {str(key): convert(_without_ids(item) if key == _INTERRUPTS else item) for key, item in value.items()}
 
-    return convert(value)
+    return number_ids(convert(value))
 
 
 def _without_ids(interrupts: Any) -> Any:

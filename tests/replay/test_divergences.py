@@ -29,7 +29,7 @@ import pytest
 import requests
 from langchain_core.language_models import FakeListLLM
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.outputs import ChatGenerationChunk
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph, add_messages
@@ -347,6 +347,42 @@ def test_ids_that_are_drawn_anew_are_the_same_where_the_same_ones_are_equal(tmp_
 
     assert result_of(tmp_path / "same", drawn, drawn) is None
     assert str(result_of(tmp_path / "changed", drawn, drawn_otherwise)).startswith("the result differs at notes[4]")
+
+
+class NamesIds(SaysNext):
+    """Answers with the ids in its prompt, the last one first."""
+
+    def _generate(self, messages: Any, *_: Any, **__: Any) -> Any:
+        named = [word for word in str(messages[-1].content).split() if len(word) == 36]
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(" ".join(reversed(named))))])
+
+
+def keeps_notes(model: Any, *, given: str = "", swaps: bool = False) -> Any:
+    """draws ids for two notes, asks for one of them, looks it up, and asks about what it found."""
+
+    def asks(state: State) -> State:
+        ids = [str(uuid.uuid4()), str(uuid.uuid4())]
+        notes = dict(zip(ids, ("bread", "tea"), strict=True))
+        shown = ids if not swaps else [ids[1], ids[0]]
+        chosen = model.invoke(f"{given} {ids[0]} {ids[1]}").text.split()[0]
+        found = notes[chosen]
+        return {"answer": model.invoke(f"{found} of {shown[0]} and {shown[1]}").text}
+
+    return chain(a=asks)
+
+
+def test_ids_that_a_run_draws_into_a_prompt_stand_for_each_other_and_answers_quote_those_of_the_replay(
+    tmp_path: Path,
+) -> None:
+    given, other = str(uuid.uuid4()), str(uuid.uuid4())
+    (run,) = record_runs(keeps_notes(NamesIds(), given=given), [{"question": given}], tmp_path)
+    assert differences([replay_run(keeps_notes(NeverAsked(), given=given), run)]) == [None]
+    (changed,) = differences([replay_run(keeps_notes(NeverAsked(), given=other), run)])
+    assert changed is not None
+    assert changed.startswith(f'a, call 1: message 0 (user) differs at word 0: recorded "{given}')
+    (swapped,) = differences([replay_run(keeps_notes(NeverAsked(), given=given, swaps=True), run)])
+    assert swapped is not None
+    assert swapped.startswith("a, call 2: message 0 (user) differs at word 2: ")
 
 
 def test_other_edges_of_the_same_calls_are_named(tmp_path: Path) -> None:
