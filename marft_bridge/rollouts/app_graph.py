@@ -23,7 +23,13 @@ from langgraph.runtime import Runtime
 from marft_bridge.common.errors import GraphError
 from marft_bridge.common.import_name import load_name
 from marft_bridge.recording.wrap import graph_to_original
-from marft_bridge.rollouts.langgraph_json import FILE_NAME, install_hint, load_listed_graph, open_listed_store
+from marft_bridge.rollouts.langgraph_json import (
+    FILE_NAME,
+    install_hint,
+    lists_graph,
+    load_listed_graph,
+    open_listed_store,
+)
 
 _FORMS = f"package.module:attribute, path/file.py:attribute, or a graph of {FILE_NAME}"
 
@@ -126,6 +132,8 @@ def _with_server_store(graph: Any, name: str) -> Any:
     ask for one, and would find None. Any other graph stays as it is."""
     file = _listing_file(name)
     if file is None or not isinstance(graph, Pregel) or graph.store is not None:
+        return graph
+    if not lists_graph(file, name.rpartition(":")[2], "graph.app"):  # a name for messages alone
         return graph
     return graph_to_original(graph).copy({"store": open_listed_store(file, "graph.app")})
 

@@ -62,6 +62,12 @@ def load_listed_graph(file: Path, graph: str, key: str) -> Any:
         raise GraphError(f"{error}{hint}") from error.__cause__
 
 
+def lists_graph(file: Path, graph: str, key: str) -> bool:
+    """Whether there is such a file, and it lists the graph. Raises GraphError for one that is malformed."""
+    graphs = _read(file, key).get("graphs") if file.is_file() else None
+    return isinstance(graphs, Mapping) and graph in graphs
+
+
 def open_listed_store(file: Path, key: str) -> BaseStore:
     """An empty store in memory, in the place of the one that LangGraph's server gives to the graphs of `file`.
 

@@ -392,6 +392,7 @@ with_own = builder.compile(store=own)
         ("graph", None, ["tea"]),  # the first: nothing says how to search
         ("graph", {"index": {"dims": 2, "embed": "./memory_app.py:embed", "fields": ["text"]}}, ["owl"]),
         ("with_own", {"index": {"dims": 2, "embed": "./memory_app.py:embed"}}, ["tea"]),
+        ("unlisted", {"index": {"dims": 2}}, []),
         ("memory_app.py:graph", None, []),  # not by the langgraph.json: as the app itself runs it
     ],
 )
@@ -403,7 +404,7 @@ def test_a_listed_graph_without_a_store_has_one_as_from_langgraphs_server(
     (tmp_path / "langgraph.json").write_text(json.dumps({"graphs": graphs, "store": store}))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    loaded = load_app_object(app, "graph.app")
+    loaded = load_app_object("memory_app.py:graph" if app == "unlisted" else app, "graph.app")
     with asyncio.Runner() as runner, open_graph(loaded, app, runner) as graph:
         assert graph.invoke({})["out"] == found
         assert (graph is loaded) is (app not in graphs or app == "with_own")  # the app's own is not touched
