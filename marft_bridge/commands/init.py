@@ -102,6 +102,7 @@ def init(app: str, flags: Flags, reporter: Reporter, ask_user: Callable[[str, st
             context = _default_context(graph, reporter)
         tasks, to_input = flags.tasks, flags.task_to_input
         calls_by_node = None
+        run: Probe | None = None
         namesakes = ambiguity_lines(nodes)
         if flags.probe:
             if tasks is None:
@@ -135,7 +136,7 @@ def init(app: str, flags: Flags, reporter: Reporter, ask_user: Callable[[str, st
             answer = ask_user("Nodes to train, with commas between", ",".join(nodes_with_model) or None)
             check_nodes(graph, chosen := commas_to_names(answer), app, key="nodes to train")
     if not chosen:
-        raise ConfigError("init: no node was seen to hold a chat model; name the nodes to train with --nodes")
+        raise ConfigError(_no_choice_to_line(nodes, run))
     tasks = tasks or ask_user(_TASKS, None)
     if calls_by_node is None:  # a probe has asked already
         to_input = to_input or _ask_for_input(app, graph, tasks, ask_user=ask_user, reporter=reporter)
@@ -218,6 +219,20 @@ def init(app: str, flags: Flags, reporter: Reporter, ask_user: Callable[[str, st
             "heldout_tasks": len(loaded.heldout_tasks),
             "reward": reward_text if choice is None else str(choice),
         }
+    )
+
+
+def _no_choice_to_line(nodes: Sequence[InspectedNode], run: Probe | None) -> str:
+    """Why no node is to be trained: what was looked at, and what to do."""
+    if run is None:
+        return "init: no node was seen to hold a chat model; name the nodes to train with --nodes"
+    with_model = [node.name for node in nodes if node.models and not node.runs_tools]
+    hint = f": {','.join(with_model)}" if with_model else ""
+    if run.failure is None:
+        return f"init: no node called a model on that task; name the nodes to train with --nodes{hint}"
+    return (
+        f"init: the run of --probe failed before a node called a model ({run.failure}); mend that, or leave --probe "
+        f"out and name the nodes to train with --nodes{hint}"
     )
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+# The count of a graph that was run as if it were the outermost one. LangGraph's own counts begin with no zero.
+_APART = re.compile(r"^(?:.*\|)?0\d+(?=\||$)")
+
 
 def namespace_to_node(checkpoint_ns: str) -> str:
     """`outer:<id>|inner:<id>` becomes `outer/inner`, and a router's `writer:<id>:router` becomes `writer:router`.
@@ -20,6 +25,15 @@ def enclosing_task(graph_ns: str) -> str:
     return outer if count.isdecimal() else graph_ns
 
 
+def graph_run_apart(task_ns: str, number: int) -> str:
+    """The namespace of a graph that a task runs with a `configurable` of its own: the `number`-th of its run, from 1.
+
+    The task's namespace is not in such a config (`graph.invoke(x, {"configurable": {"thread_id": "t"}})`), so that
+    LangGraph names what runs inside as in an outermost graph. See `namespace_in_task`.
+    """
+    return f"{task_ns}|0{number}"
+
+
 def lacks_task_id(checkpoint_ns: str) -> bool:
     """Whether LangGraph may have left task ids out of a namespace, as it does for a graph that keeps its own state."""
     return checkpoint_ns.count(":") <= checkpoint_ns.count("|")
@@ -30,10 +44,15 @@ def namespace_in_task(checkpoint_ns: str, task_ns: str) -> str:
 
     A graph that keeps its own state (`compile(checkpointer=True)`) is named without the ids of the tasks around it, so
     that every run of it has one name: `outer|inner:<id>` becomes `outer:<id>|inner:<id>`. Any other stays as it is, and
-    so does one that does not lie in that task.
+    so does one that does not lie in that task. What runs in a graph of `graph_run_apart` is named below that.
     """
-    if not task_ns or checkpoint_ns == task_ns or checkpoint_ns.startswith(f"{task_ns}|"):
+    if not task_ns or not checkpoint_ns or checkpoint_ns == task_ns or checkpoint_ns.startswith(f"{task_ns}|"):
         return checkpoint_ns
+    if "|0" in task_ns and (apart := _APART.match(task_ns)) is not None:
+        graph_ns, task_in_graph = apart[0], task_ns[apart.end() + 1 :]
+        if checkpoint_ns.startswith(f"{graph_ns}|"):
+            return checkpoint_ns
+        return f"{graph_ns}|{namespace_in_task(checkpoint_ns, task_in_graph)}"
     parts = checkpoint_ns.split("|")
     position = 0
     for own_part in filter(_is_task, task_ns.split("|")):

@@ -20,6 +20,7 @@ from langgraph.config import get_config
 from marft_bridge.common.agent_names import Actors
 from marft_bridge.common.errors import GraphError
 from marft_bridge.common.running_routers import own_namespace
+from marft_bridge.common.running_task import running_task
 
 if TYPE_CHECKING:
     from marft_bridge.model_calls.given_answers import AnswerRecord, Prefix
@@ -120,9 +121,12 @@ def calling_node() -> str:
         config = get_config()
     except RuntimeError:
         return ""
+    checkpoint_ns = config.get("configurable", {}).get("checkpoint_ns", "")
+    if not checkpoint_ns and (task := running_task.get()) is not None:
+        checkpoint_ns = task.checkpoint_ns  # a chain was given a `configurable` of its own in place of LangGraph's
     routing = current_routing.get()
     actors = routing.actors if routing is not None else Actors()
-    return actors.agent_at(own_namespace(config.get("configurable", {}).get("checkpoint_ns", "")))
+    return actors.agent_at(own_namespace(checkpoint_ns))
 
 
 def calling_route() -> tuple[str, Route | None]:

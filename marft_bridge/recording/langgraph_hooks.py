@@ -35,10 +35,10 @@ from marft_bridge.common.library_internals import (
 )
 from marft_bridge.common.node_names import lacks_task_id
 from marft_bridge.common.running_routers import RenamedTask, make_router, running_router
+from marft_bridge.common.running_task import RunningTask, running_task
 from marft_bridge.recording.given_tasks import GivenTask, OpenGivenTasks, copy_writes, given_tasks_of_run
 from marft_bridge.recording.node_hooks import watch_node
 from marft_bridge.recording.router_hooks import watch_routers
-from marft_bridge.recording.running_task import RunningTask, running_task
 from marft_bridge.recording.state_reads import Reads
 from marft_bridge.recording.thread_position import ThreadPosition
 from marft_bridge.recording.write_ledger import ENTRY
@@ -278,14 +278,16 @@ class _RunsTask:
         config, listeners = self._task.config, self._listeners
         manager: Any = config["callbacks"]
         graph_run, checkpoint_ns = manager.parent_run_id, config["configurable"]["checkpoint_ns"]
-        self._task_token = running_task.set(RunningTask(graph_run, {}))
+        is_inside = running_task.get() is not None
+        self._task_token = running_task.set(RunningTask(graph_run, checkpoint_ns, {}))
         recorders = itertools.chain(listeners, itertools.repeat(None))
         variables = task_hooks.variables(len(listeners))
         self._tokens: list[Token[Any]] = [
             variable.set(recorder) for variable, recorder in zip(variables, recorders, strict=False)
         ]
         self._renamed: Any = None
-        if lacks_task_id(checkpoint_ns):
+        # In a graph that a task runs, LangGraph's namespace lacks that task's where the config of the run does.
+        if lacks_task_id(checkpoint_ns) or (is_inside and "|" not in checkpoint_ns):
             own_ns = listeners[0].own_namespace(graph_run, checkpoint_ns)
             if own_ns != checkpoint_ns:
                 self._renamed = running_router(RenamedTask((checkpoint_ns,), own_ns))

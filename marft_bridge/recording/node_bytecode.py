@@ -30,7 +30,16 @@ _PAIRS = {
 }
 # Push one value and do nothing else.
 _PUSHES = frozenset([*_LOADS, _CONSTANT, _GLOBAL])
-_EMPTY_LITERALS = frozenset(["BUILD_LIST", "BUILD_MAP", "BUILD_TUPLE"])
+# Make one value of that many on top of the stack, and keep none of them from anybody.
+_OPERANDS: dict[str, Callable[[Any], int]] = {
+    "LOAD_ATTR": lambda _: 1,
+    "BINARY_OP": lambda _: 2,
+    "BINARY_SUBSCR": lambda _: 2,
+    "COMPARE_OP": lambda _: 2,
+    "BUILD_LIST": lambda count: count,
+    "BUILD_TUPLE": lambda count: count,
+    "BUILD_MAP": lambda count: 2 * count,
+}
 # Take the state from the stack and keep no way to it.
 _WHOLE_READERS = frozenset(
     [
@@ -67,6 +76,8 @@ _NO_FALLTHROUGH = frozenset(
     ]
 )
 _RETURNS = frozenset(["RETURN_VALUE", "RETURN_CONST"])
+
+_LOOKAHEAD = 20  # instructions after a use of the state, at most, by which it is understood
 
 Keys = frozenset[str] | None
 """Keys of the state; None for all of them."""
@@ -379,7 +390,7 @@ def _is_pair_with(step: _Step, variable: str) -> bool:
 def _straight_on(steps: Sequence[_Step], number: int) -> Sequence[_Step]:
     """The next steps up to the first that something jumps to: only these surely follow step `number` alone."""
     following: list[_Step] = []
-    for step in steps[number + 1 : number + 8]:
+    for step in steps[number + 1 : number + 1 + _LOOKAHEAD]:
         if step.is_target:
             break
         following.append(step)
@@ -407,16 +418,25 @@ class _Call(NamedTuple):
 
 
 def _call_after_pushes(following: Sequence[_Step], start: int) -> _Call | None:
-    """The call after what is pushed from `start` on; None where something else happens."""
+    """The call after what is pushed from `start` on; None where something else happens.
+
+    The first value is the one that was pushed: what comes after it may be worked out (`state.get("k", options.k)`). A
+    call in between takes fewer arguments than were pushed.
+    """
     pushes = 0
     for distance, step in enumerate(following[start:], start=start + 1):
         if step.name == "PRECALL":
             continue
         if step.name == "CALL":
             return _Call(distance, pushes, step.argument)
-        if step.name not in _PUSHES and not (step.name in _EMPTY_LITERALS and step.argument == 0):
+        if step.name in _PUSHES:
+            pushes += 1
+            continue
+        count_operands = _OPERANDS.get(step.name)
+        operands = None if count_operands is None else count_operands(step.argument)
+        if operands is None or (operands > 0 and operands >= pushes):
             return None
-        pushes += 1
+        pushes += 1 - operands
     return None
 
 

@@ -13,8 +13,8 @@ from uuid import UUID
 
 from marft_bridge.common.library_internals import var_child_runnable_config
 from marft_bridge.common.running_routers import in_router, own_namespace
+from marft_bridge.common.running_task import running_task
 from marft_bridge.recording.inner_calls import answers_a_call, latest_call
-from marft_bridge.recording.running_task import running_task
 from marft_bridge.recording.trace_state import OpenRun
 
 

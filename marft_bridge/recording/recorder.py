@@ -212,7 +212,7 @@ class Recorder(BaseCallbackHandler):
             self._open_call(run_id, parent_run_id, metadata, kwargs={}, prompt=prompt, messages=messages)
             return
         checkpoint_ns = own_namespace(str(metadata.get("langgraph_checkpoint_ns") or ""))
-        if lacks_task_id(checkpoint_ns):
+        if lacks_task_id(checkpoint_ns) or "|0" in parent.checkpoint_ns:
             checkpoint_ns = namespace_in_task(checkpoint_ns, parent.checkpoint_ns)
         if checkpoint_ns and checkpoint_ns != parent.checkpoint_ns and kwargs.get("name") == metadata["langgraph_node"]:
             node_run = self._open_node(run_id, parent, checkpoint_ns, metadata=metadata)
@@ -421,8 +421,12 @@ class Recorder(BaseCallbackHandler):
     def note_run_config(self, loop: Any) -> None:
         """Notes how the run was started, so that it can be started again."""
         run = self._open_runs.get(loop.manager.run_id)
-        if run is not None and run.is_root:
+        if run is None:
+            return
+        if run.is_root:
             run.span.set({names.RUN_CONFIG: value_to_text(loop_to_run_config(loop))})
+        elif run.checkpoint_ns and not run.owns_span and not loop.is_nested:
+            run.checkpoint_ns = run.trace.start_graph_apart(run.checkpoint_ns, loop)
 
     # -- checkpoints, from `task_hooks` -----------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from uuid import UUID
 from langgraph.types import PregelExecutableTask
 
 from marft_bridge.common.error_handlers import failed_task
-from marft_bridge.common.node_names import enclosing_task, lacks_task_id, namespace_in_task
+from marft_bridge.common.node_names import enclosing_task, graph_run_apart, lacks_task_id, namespace_in_task
 from marft_bridge.common.running_routers import own_namespace, router_ns
 from marft_bridge.model_calls.token_capture import ExactTokens
 from marft_bridge.recording.dependency_evidence import AnswerIndex, sources_to_input_writers
@@ -94,6 +94,7 @@ class OpenTrace:
     offered_tools: dict[str, set[str]] = field(default_factory=dict)  # node -> tools that its calls offered, as JSON
     interrupted: bool = False  # a node called interrupt()
     loop: Any = None  # LangGraph's, of the outermost graph
+    apart_numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # see `start_graph_apart`
 
     def forget_all(self) -> None:
         """Forgets what is of no use when the run has ended: work that a node has left behind may hold on to it."""
@@ -119,6 +120,18 @@ class OpenTrace:
         """Notes the tools in the parameters of a node's model call."""
         if tools := request_to_tools(parameters):
             self.offered_tools.setdefault(node, set()).update(tools)
+
+    def start_graph_apart(self, task_ns: str, loop: Any) -> str:
+        """Notes a graph that a task runs as if it were the outermost one; returns its namespace.
+
+        Without a namespace of its own what runs in it would be taken for tasks of the outermost graph. On a thread that
+        a checkpointer keeps, it goes on with the state of its earlier runs.
+        """
+        ns = graph_run_apart(task_ns, next(self.apart_numbers))
+        if loop.checkpointer is not None:
+            thread_id = loop.config["configurable"].get("thread_id")
+            self.ledger.continue_graph(ns, kept_as=f"{id(loop.checkpointer)}/{thread_id}")
+        return ns
 
     def start_task(self, task: PregelExecutableTask, reads: Reads | None, outer_ns: str) -> OpenTask:
         """Notes that a task starts; see `langgraph_hooks.TaskListener.note_task_start`.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
-from pathlib import PurePath
+from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -49,10 +49,14 @@ _OF_TEXT: dict[type, Callable[[str], Any]] = {
     Fraction: Fraction,
     complex: complex,
     bytes: ast.literal_eval,
+    type(Path()): Path,
+    PurePosixPath: PurePosixPath,
+    PureWindowsPath: PureWindowsPath,
 }
 _OF_LIST: dict[type, Callable[[Any], Any]] = {tuple: tuple, set: set, frozenset: frozenset}
 _OF_CLASS: dict[type, Callable[[Any], Any]] = _OF_TEXT | _OF_LIST
 _OF_NAME = {kind.__qualname__: make for kind, make in _OF_CLASS.items()}
+_OF_NAME |= {"PosixPath": Path, "WindowsPath": Path, "pathlib.PosixPath": Path}  # of another system, of older records
 
 
 def value_to_forms(value: Any) -> list[tuple[list[str | int], str]]:

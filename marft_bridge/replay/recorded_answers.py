@@ -1,7 +1,7 @@
 """The calls of a record and the calls of its replay -> which recorded call answers which, and when.
 
-A call is known by its node and its prompt; among equal ones by the tools around it, then by the execution
-that makes it, then by their order.
+A call is known by its node and its prompt, in which ids that a run draws stand for each other; among equal ones by the
+tools around it, then by the execution that makes it, then by their order.
 Answers come back in the order in which they came: a call that is early waits for those that had ended before it, so
 that calls that run beside each other end as they did. A call that the app itself gave up waiting for, by a timeout or
 because another one was faster, has no answer: it waits until the app gives it up again, and answers that came after it
@@ -15,11 +15,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
 from marft_bridge.replay.divergence import Divergence, prompt_difference
+from marft_bridge.replay.drawn_ids import DrawnIds
 from marft_bridge.replay.equal_calls import EqualCalls
 from marft_bridge.replay.recorded_run import RecordedCall
 from trace_store.records import Edge
@@ -38,10 +39,18 @@ class RecordedAnswers:
         edges: Sequence[Edge],
         *,
         equal_calls: EqualCalls,
+        ids: DrawnIds,
+        to_key: Callable[[list[Any]], list[Any]],
         endless_ids: Set[str] = frozenset(),
     ) -> None:
-        """`endless_ids`: action ids of the calls that the app gave up waiting for."""
-        self._equal_calls = equal_calls
+        """
+        Args:
+            ids: of the record and of its replay.
+            to_key: what of a prompt has to be the same.
+            endless_ids: action ids of the calls that the app gave up waiting for.
+        """
+        self._equal_calls, self._ids, self._to_key = equal_calls, ids, to_key
+        self._keys = {call.action_id: to_key(call.prompt) for call in calls}
         self._endless_ids = endless_ids
         self._by_node: dict[str, list[RecordedCall]] = {}
         for call in calls:
@@ -77,14 +86,18 @@ class RecordedAnswers:
         with self._turn:
             self._last_event_s = time.monotonic()
             open_calls = [call for call in self._by_node.get(node, ()) if call.action_id not in self._claimed]
-            same_calls = [call for call in open_calls if call.prompt == prompt]
+            key = self._to_key(prompt)
+            same_calls = [call for call in open_calls if self._keys[call.action_id] == key]
+            same_calls = [call for call in same_calls if self._ids.fit(call.prompt, prompt)]
             if not same_calls:
                 return self._unknown_call(node, prompt, open_calls)
+            same_calls = [call for call in same_calls if self._ids.to_now(call.prompt) == prompt] or same_calls
             same_calls = [call for call in same_calls if call.tools == tools] or same_calls
             call = next((call for call in same_calls if call.rank == rank), same_calls[0])
             if any(each.answer != call.answer for each in same_calls):
                 call = self._equal_calls.choose(node, same_calls, default=call)
             self._claimed.add(call.action_id)
+            self._ids.note_pair(call.prompt, prompt)
             if call.action_id in self._endless_ids:
                 self._answered.add(call.action_id)  # with nothing: what came after it did not wait for it either
             self._suspect_missing(call, self._answered)
@@ -104,9 +117,13 @@ class RecordedAnswers:
             _, _, words = prompt_difference([], prompt)
             text = f"the record has {_counted(recorded_count)} of this node, and no answer for one more"
             return Divergence("extra call", node, made_count + 1, text=text, recorded=None, replayed=words)
-        nearest = max(open_calls, key=lambda call: _shared(call.prompt, prompt))
+        key = self._to_key(prompt)
+        nearest = max(open_calls, key=lambda call: _shared(self._keys[call.action_id], key))
         self._suspect_missing(nearest, self._claimed)
-        where, recorded_words, replayed_words = prompt_difference(nearest.prompt, prompt)
+        compared = self._keys[nearest.action_id], key
+        if compared[0] == key:  # but for ids that stand for others
+            compared = self._ids.to_now(nearest.prompt), prompt
+        where, recorded_words, replayed_words = prompt_difference(*compared)
         return Divergence("prompt", node, nearest.number, text=where, recorded=recorded_words, replayed=replayed_words)
 
     def _suspect_missing(self, call: RecordedCall, made: Set[str]) -> None:

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import contextvars
 import json
-import re
 import tempfile
 import threading
 import time
@@ -47,7 +46,9 @@ from marft_bridge.replay.divergence import (
     RefusedConnectionError,
     value_difference,
 )
+from marft_bridge.replay.drawn_ids import DrawnIds, number_ids
 from marft_bridge.replay.equal_calls import EqualCalls
+from marft_bridge.replay.moments import RunMoments
 from marft_bridge.replay.pins import pinned
 from marft_bridge.replay.private_memory import PrivateMemory, memory_of_run, private_memory
 from marft_bridge.replay.recorded_answers import NOT_MADE, PATIENCE_S, RecordedAnswers
@@ -82,14 +83,9 @@ DATED = "recorded before the record said how a run was started: it was run async
 GIVEN_UP = "the app did not wait for its answer, which the record does not have, and now it waits"
 LOST = "its input was given as JSON, where it had"
 _one_at_a_time = threading.Lock()
-# Ids that are drawn anew in each run: UUIDs, also without their hyphens, and addresses of objects. Other texts of 32
-# digits (a digest) and other numbers (a colour) are the app's.
-_DRAWN = re.compile(
-    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-    r"|\b[0-9a-f]{12}[1-8][0-9a-f]{3}[89ab][0-9a-f]{15}\b"
-    r"|(?<=\bat )0x[0-9a-f]{6,}\b"
-)
 _INTERRUPTS = "__interrupt__"  # in a result; their ids are LangGraph's hashes of UUIDs
+# What a replay is given as the record has it, or what tools have given back that it is given.
+_GIVEN = (c.TASK, c.INPUT, c.RUN_CONFIG, c.TOOL_RESULT)
 _MESSAGE_FIELDS = ("type", "content", "name", "tool_calls", "tool_call_id", "role", "artifact", "status")
 
 
@@ -160,10 +156,17 @@ class _Replay:
 
     def __init__(self, run: RecordedRun, recorder: _Recorder, options: ReplayOptions, equal_calls: EqualCalls) -> None:
         self._run, self._recorder, self._options = run, recorder, options
+        self.moments = RunMoments(run.root.start_ns, run.root.end_ns) if options.freeze_time else None
         # In a run that was stopped from outside nobody knows of such a call who stopped it: the replay ends there.
         self._endless_ids = frozenset(call.action_id for call in run.calls if call.has_no_end and not run.was_cut)
+        self._ids = DrawnIds([span.attributes.get(key) for span in run.spans for key in _GIVEN])
         self.answers = RecordedAnswers(
-            run.calls, run.trajectory.edges, equal_calls=equal_calls, endless_ids=self._endless_ids
+            run.calls,
+            run.trajectory.edges,
+            equal_calls=equal_calls,
+            ids=self._ids,
+            to_key=lambda prompt: self.to_compared(number_ids(prompt)),
+            endless_ids=self._endless_ids,
         )
         self.divergence: Divergence | None = None
         self.reached_cut = False
@@ -175,6 +178,10 @@ class _Replay:
         self._is_redacted = any(REDACTED in str(value) for span in run.spans for value in span.attributes.values())
         self._refused_count = 0
         self._lock = threading.Lock()
+
+    def to_compared(self, value: Any) -> Any:
+        """A prompt or a result, recorded or of the replay, as it is compared: while the clock stands, without it."""
+        return value if self.moments is None else self.moments.unify(value)
 
     def leave_out(self, given_tasks: GivenTasks) -> None:
         """Makes the calls and tools of these tasks none of those that are still to come."""
@@ -254,7 +261,9 @@ class _Replay:
         if call.error is not None:
             raise self._cut() if call.has_no_end else call.error.to_exception()
         assert call.answer is not None  # a call has one or the other
-        return call.answer.model_copy(deep=True)
+        answer = self._ids.answer_to_now(call.answer.model_copy(deep=True))
+        self._ids.note_given([answer.content, [tool_call["args"] for tool_call in answer.tool_calls]])
+        return answer
 
     # -- tools, see `recorded_tools.ToolSource` ------------------------------------------------------------------
 
@@ -269,7 +278,7 @@ class _Replay:
         node = str(span.attributes.get(c.NODE) or "")
         with self._lock:
             tools = tools_like(self._open_tools, name, node, call_id=call_id)
-            same_tools = [tool for tool in tools if tool.arguments == arguments]
+            same_tools = [tool for tool in tools if self._ids.to_now(tool.arguments) == arguments]
             if same_tools:
                 self._open_tools.remove(same_tools[0])
                 self.matched_tools[span.span_id] = same_tools[0]
@@ -466,6 +475,7 @@ def _run_graph(
     runner: asyncio.Runner | None,
 ) -> BaseException | None:
     """Runs the graph as it was run, sync or async; returns the error that it ended with."""
+    arguments = {**arguments, **_output_arguments(graph, run)}
     try:
         if run.run_config.get("is_async") or run.is_dated:
             with ExitStack() as stack:
@@ -482,6 +492,15 @@ def _run_graph(
     finally:
         replay.answers.end()
     return None
+
+
+def _output_arguments(graph: Any, run: RecordedRun) -> dict[str, Any]:
+    """What makes the graph give out all of its keys, where the recorded run did: `stream` does, `invoke` only those of
+    the output schema."""
+    output, schema_keys = run.output, graph.output_channels
+    if not isinstance(output, dict) or isinstance(schema_keys, str):
+        return {}
+    return {} if output.keys() <= {*schema_keys, _INTERRUPTS} else {"output_keys": graph.stream_channels_asis}
 
 
 async def _run_async(graph: Any, replay: _Replay, value: Any, arguments: Mapping[str, Any]) -> Any:
@@ -535,7 +554,7 @@ def _compare(
             return divergence, None
     else:
         notes.append("edges not compared, which follow an older rule")
-    if c.OUTPUT in run.root.attributes and (divergence := _compare_results(run, root)) is not None:
+    if c.OUTPUT in run.root.attributes and (divergence := _compare_results(run, replay, root)) is not None:
         return divergence, None
     return None, "; ".join(notes) or None
 
@@ -689,9 +708,10 @@ def _compare_tools_offered(recorded: Trajectory, replayed: Trajectory) -> Diverg
     return None
 
 
-def _compare_results(run: RecordedRun, root: SpanRow) -> Divergence | None:
-    now = load_recorded(root.attributes.get(c.OUTPUT))
-    difference = value_difference(to_comparable_output(run.output), to_comparable_output(now))
+def _compare_results(run: RecordedRun, replay: _Replay, root: SpanRow) -> Divergence | None:
+    outputs = [run.output, load_recorded(root.attributes.get(c.OUTPUT))]
+    recorded, now = (replay.to_compared(to_comparable_output(output)) for output in outputs)
+    difference = value_difference(recorded, now)
     if difference is None:
         return None
     path, recorded_words, words = difference
@@ -702,26 +722,17 @@ def _compare_results(run: RecordedRun, root: SpanRow) -> Divergence | None:
 def to_comparable_output(value: Any) -> Any:
     """A recorded state without what a model reports besides its answer; what is drawn anew in each run goes by number,
     so that which is which stays."""
-    numbers: dict[str, str] = {}
-
-    def number_drawn(text: str) -> str:
-        return _DRAWN.sub(lambda drawn: numbers.setdefault(drawn.group(), f"id {len(numbers) + 1}"), text)
 
     def convert(value: Any) -> Any:
-        if isinstance(value, str):
-            return number_drawn(value)
         if isinstance(value, list):
             return [convert(item) for item in value]
         if not isinstance(value, dict):
             return value
         if is_message_form(value):
             value = {key: item for key, item in value["data"].items() if key in _MESSAGE_FIELDS}
-        return {
-            number_drawn(str(key)): convert(_without_ids(item) if key == _INTERRUPTS else item)
-            for key, item in value.items()
-        }
+        return {str(key): convert(_without_ids(item) if key == _INTERRUPTS else item) for key, item in value.items()}
 
-    return convert(value)
+    return number_ids(convert(value))
 
 
 def _without_ids(interrupts: Any) -> Any:

@@ -17,11 +17,19 @@ from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableConfig
+from langgraph.pregel import Pregel
 from langgraph.runtime import Runtime
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.common.import_name import load_name
-from marft_bridge.rollouts.langgraph_json import FILE_NAME, install_hint, load_listed_graph
+from marft_bridge.recording.wrap import graph_to_original
+from marft_bridge.rollouts.langgraph_json import (
+    FILE_NAME,
+    install_hint,
+    lists_graph,
+    load_listed_graph,
+    open_listed_store,
+)
 
 _FORMS = f"package.module:attribute, path/file.py:attribute, or a graph of {FILE_NAME}"
 
@@ -33,17 +41,23 @@ def load_app_object(name: str, key: str) -> Any:
     Raises:
         GraphError: the name leads to no object.
     """
-    file, colon, graph = name.rpartition(":")
-    if colon and file.endswith(".json"):
-        return load_listed_graph(Path(file), graph, key)
-    if not colon:
-        if not Path(FILE_NAME).is_file():
+    file = _listing_file(name)
+    if file is not None:
+        if ":" not in name and not file.is_file():
             raise GraphError(f"{key}: {name!r} is not a name of the form {_FORMS} (there is none here)")
-        return load_listed_graph(Path(FILE_NAME), name, key)
+        return load_listed_graph(file, name.rpartition(":")[2], key)
     try:
         return load_name(name, key)
     except GraphError as error:
         raise GraphError(f"{error}{install_hint(error.__cause__, Path.cwd(), ['.'])}") from error.__cause__
+
+
+def _listing_file(name: str) -> Path | None:
+    """The langgraph.json that lists the graph called `name`; None for a name of another form."""
+    file, colon, _ = name.rpartition(":")
+    if not colon:
+        return Path(FILE_NAME)
+    return Path(file) if file.endswith(".json") else None
 
 
 def call_app_factory(app: Any, name: str, model: BaseChatModel | None) -> Any:
@@ -110,7 +124,18 @@ def _enter_source(source: Any, name: str, runner: asyncio.Runner, *, stack: Exit
         raise GraphError(f"graph.app: opening {name!r} failed: {_one_line(error)}") from error
     if not _is_graph(graph):
         raise GraphError(f"graph.app: {name!r} gave a {type(graph).__name__}, not a LangGraph graph")
-    return graph
+    return _with_server_store(graph, name)
+
+
+def _with_server_store(graph: Any, name: str) -> Any:
+    """A graph that a langgraph.json lists gets a store where it has none, as from LangGraph's server: its nodes may
+    ask for one, and would find None. Any other graph stays as it is."""
+    file = _listing_file(name)
+    if file is None or not isinstance(graph, Pregel) or graph.store is not None:
+        return graph
+    if not lists_graph(file, name.rpartition(":")[2], "graph.app"):  # a name for messages alone
+        return graph
+    return graph_to_original(graph).copy({"store": open_listed_store(file, "graph.app")})
 
 
 async def _result_of(awaitable: Any) -> Any:

@@ -2,8 +2,8 @@
 
 As in LangGraph's own server, local `dependencies` become importable and `env` is read before the graph is imported.
 Invariant: an environment variable that is set already keeps its value; an env file that is not there is a warning, for
-the variables may be set by other means. The other keys (auth, http, store,
-checkpointer) configure that server and are ignored.
+the variables may be set by other means. The server's store is one in memory here (`open_listed_store`). The other keys
+(auth, http, checkpointer) configure that server and are ignored.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from dotenv import dotenv_values
+from langgraph.store.base import BaseStore
+from langgraph.store.memory import InMemoryStore
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.common.import_name import load_name
@@ -58,6 +60,35 @@ def load_listed_graph(file: Path, graph: str, key: str) -> Any:
     except GraphError as error:
         hint = install_hint(error.__cause__, folder, content.get("dependencies") or ())
         raise GraphError(f"{error}{hint}") from error.__cause__
+
+
+def lists_graph(file: Path, graph: str, key: str) -> bool:
+    """Whether there is such a file, and it lists the graph. Raises GraphError for one that is malformed."""
+    graphs = _read(file, key).get("graphs") if file.is_file() else None
+    return isinstance(graphs, Mapping) and graph in graphs
+
+
+def open_listed_store(file: Path, key: str) -> BaseStore:
+    """An empty store in memory, in the place of the one that LangGraph's server gives to the graphs of `file`.
+
+    It searches by meaning where the file's `store.index` says how.
+
+    Raises:
+        GraphError: the embeddings that it names cannot be made.
+    """
+    settings = _read(file, key).get("store")
+    index = settings.get("index") if isinstance(settings, Mapping) else None
+    if not isinstance(index, Mapping):
+        return InMemoryStore()
+    try:
+        embed = index.get("embed")
+        module, colon, attribute = embed.rpartition(":") if isinstance(embed, str) else ("", "", "")
+        if module.endswith(".py"):  # else a provider and its model, which LangGraph makes itself
+            embed = load_name(f"{file.resolve().parent / module}{colon}{attribute}", key)
+        return InMemoryStore(index={**index, "embed": embed})  # type: ignore[typeddict-item]  # as the file has it
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise GraphError(f"{key}: the store.index of {str(file)!r} cannot be made: {reason}") from error
 
 
 def install_hint(cause: BaseException | None, folder: Path, dependencies: Any) -> str:

@@ -633,6 +633,18 @@ def test_a_probe_that_fails_says_why_and_what_was_called_before(here: Path, caps
     assert "no model was called on that task by node 'writer'" in output
 
 
+def test_a_probe_that_fails_before_any_call_says_so_and_names_the_nodes_in_which_a_model_is_seen(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = "def breaks(state):\n    raise RuntimeError('no database')\n"
+    Path("broken.py").write_text(f"{APP}\n{broken}\ngraph = chain(first=breaks, last=speaker(hosted('big')))\n")
+    given = ["--tasks", "tasks.jsonl", "--reward", "my_app.py:reward", "--model", "model"]
+    assert refused(capsys, "broken.py:graph", *given, "--probe", "--yes") == (
+        "marft-bridge: init: the run of --probe failed before a node called a model (RuntimeError: no database); "
+        "mend that, or leave --probe out and name the nodes to train with --nodes: last"
+    )
+
+
 def test_an_app_that_is_given_its_model_is_probed_without_a_server(here: Path) -> None:
     Path("given.py").write_text(APP.replace('judge=speaker(hosted("big"))', "last=first_word"))
     given = ["--tasks", "tasks.jsonl", "--reward", "given.py:reward", "--model", "model"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from marft_bridge.common.agent_names import AGENT_NAME_METADATA, Actors
-from marft_bridge.common.node_names import namespace_in_task
+from marft_bridge.common.node_names import graph_run_apart, namespace_in_task
 
 # Every task of a run in the order in which it starts: (checkpoint namespace, name in its metadata, its agent).
 RUNS = {
@@ -66,6 +66,24 @@ def test_a_task_that_nobody_noted_has_the_path_of_its_node() -> None:
 @pytest.mark.parametrize("value", [None, "", 3, ["a"], {}])
 def test_metadata_that_is_no_name_names_nobody(value: object) -> None:
     assert Actors().note("model:1", {AGENT_NAME_METADATA: value}) == "model"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_ns", "task_ns", "own_ns"),
+    [
+        ("x:1", "in:7|01", "in:7|01|x:1"),
+        ("in:7|01|x:1", "in:7|01", "in:7|01|x:1"),
+        ("x:1|y:2", "in:7|01|x:1", "in:7|01|x:1|y:2"),
+        ("x|y:2", "in:7|01|x:1", "in:7|01|x:1|y:2"),  # the graph in x keeps its own state
+        ("z:3", "in:7|01|x:1|02", "in:7|01|x:1|02|z:3"),
+        ("", "in:7|01", ""),
+    ],
+)
+def test_what_runs_in_a_graph_that_is_run_as_if_it_were_the_outermost_is_named_below_it(
+    checkpoint_ns: str, task_ns: str, own_ns: str
+) -> None:
+    assert namespace_in_task(checkpoint_ns, task_ns) == own_ns
+    assert graph_run_apart("in:7", 1) == "in:7|01"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from langchain_core.language_models import BaseChatModel, GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.outputs import ChatResult
 from langchain_core.rate_limiters import InMemoryRateLimiter
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
@@ -156,6 +156,8 @@ def added(chunks: list[Any]) -> Any:
     return [len(chunks), plain(total)]
 
 
+# A config with a `configurable` of its own takes the place of LangGraph's, in which the node's task is named.
+OWN_CONFIGURABLE: RunnableConfig = {"configurable": {"session_id": "s"}}
 # Each gives what the app sees of the call; the same model is asked by all.
 SYNC: dict[str, Callable[[ChatOpenAI], Any]] = {
     "invoke": lambda m: plain(m.invoke("hello")),
@@ -176,6 +178,11 @@ SYNC: dict[str, Callable[[ChatOpenAI], Any]] = {
     "with raw": lambda m: m.with_structured_output(Verdict, include_raw=True).invoke("hello")["parsed"],
     "fallbacks": lambda m: plain(m.with_fallbacks([m]).invoke("hello")),
     "v3 events": lambda m: m.stream_events("hello", version="v3").output.content,
+    "configurable of the call": lambda m: plain(m.invoke("hello", OWN_CONFIGURABLE)),
+    "configurable of a chain": lambda m: plain((RunnableLambda(str) | m).invoke("hello", OWN_CONFIGURABLE)),
+    "configurable of a streamed chain": lambda m: added(
+        list((RunnableLambda(str) | m).stream("hello", OWN_CONFIGURABLE))
+    ),
 }
 ASYNC: dict[str, Callable[[ChatOpenAI], Any]] = {
     "ainvoke": lambda m: _plain(m.ainvoke("hello")),
@@ -189,6 +196,7 @@ ASYNC: dict[str, Callable[[ChatOpenAI], Any]] = {
     "function_calling": lambda m: m.with_structured_output(Verdict, method="function_calling").ainvoke("hello"),
     "streamed json_schema": lambda m: _all(m.with_structured_output(Verdict, method="json_schema").astream("hello")),
     "fallbacks": lambda m: _plain(m.with_fallbacks([m]).ainvoke("hello")),
+    "configurable of a chain": lambda m: _plain((RunnableLambda(str) | m).ainvoke("hello", OWN_CONFIGURABLE)),
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,6 +49,9 @@ def ask(*values: Any) -> str:
 def opaque(*values: Any, **named: Any) -> Any:
     """A call of which nothing is known."""
     return None
+
+
+options = SimpleNamespace(model={"name": 1}, size=2, ending="")
 
 
 def title(state: Any, ending: str = "") -> str:
@@ -93,6 +97,25 @@ def what_is_read_after_a_call_is_not_read_at_it(state: Any) -> None:
     ask(state["a"])
     ask(state.get("b"))
     opaque(state["c"])
+
+
+@case("a | a", "a b | a b", "a b c | a b c", "a b c d | a b c d", "a b c d | a b c d")
+def get_with_a_default_that_is_worked_out(state: Any) -> Any:
+    ask(state.get("a", options.size))
+    ask(state.get("b", options.model["name"]))
+    ask(state.get("c", [options.size, 2 * options.size + 1]))
+    return state.get("d", {"size": options.size > 1}), ask()
+
+
+@case("b | *", "b | *")
+def get_of_a_key_that_is_worked_out(state: Any) -> Any:
+    state["b"]
+    return ask(state.get("a" + options.ending))
+
+
+@case("| *", "| *")
+def get_with_a_default_that_something_unknown_makes(state: Any) -> Any:
+    return ask(state.get("a", options.model.get("b")))
 
 
 @case("a b c d | a b c d", "a b c d | a b c d")

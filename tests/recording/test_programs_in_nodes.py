@@ -18,10 +18,11 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
-from support.edge_rig import calls_tool, node_of, recorded_edges, says
+from support.edge_rig import calls_tool, node_of, recorded_edges, says, source_to_function
 
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
@@ -32,6 +33,13 @@ class Keys(TypedDict, total=False):
     q: str
     plan: str
     out: str
+
+
+KEEPS = """
+def node(state):
+    model.invoke(str(state.get("plan")))
+    return {"plan": "kept", "out": "done"}
+"""
 
 
 @pytest.fixture
@@ -138,6 +146,70 @@ def test_one_subgraph_that_a_node_runs_twice_acts_twice(recorder: Recorder) -> N
         "trigger": "plan>team/d1 team/d2>judge",
         "data": "plan?team/d1 plan?team/d2 team/d1?team/d2 team/d2>judge",
     }
+
+
+OWN: Any = {"configurable": {"thread_id": "own"}}
+"""A config with a `configurable` of its own, in place of LangGraph's: the graph is run as if it were the outermost."""
+
+
+def team_of(checkpointer: Any) -> Any:
+    """reads -> writes, with keys of the graph around: `plan` is written inside, and kept inside."""
+    deep = StateGraph(Keys)
+    deep.add_node("writes", node_of(model, ["plan"], {"out": "inner"}))
+    deep.add_edge(START, "writes")
+    graph = StateGraph(Keys)
+    graph.add_node("reads", node_of(model, ["q"], {"plan": "inner"}))
+    graph.add_node("deep", deep.compile())
+    graph.add_edge(START, "reads")
+    graph.add_edge("reads", "deep")
+    return graph.compile(checkpointer=checkpointer)
+
+
+@pytest.mark.parametrize("checkpointer", [None, InMemorySaver()])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_graph_that_is_run_with_a_configurable_of_its_own_lies_in_its_node(
+    asynchronous: bool, checkpointer: Any, recorder: Recorder
+) -> None:
+    # judge reads the plan of the graph around, not the one that is written inside the team.
+    team = team_of(checkpointer)
+    graph = StateGraph(Keys)
+    graph.add_node("plan", node_of(model, ["q"], {"plan": "outer"}))
+    if asynchronous:
+
+        async def calls_team(state: Keys) -> dict[str, Any]:
+            return {"out": (await team.ainvoke({"q": state["q"]}, OWN))["out"]}
+
+        graph.add_node("team", calls_team)
+    else:
+        graph.add_node("team", lambda s: {"out": team.invoke({"q": s["q"]}, OWN)["out"]})
+    graph.add_node("judge", node_of(model, ["plan"], {}))
+    for src, dst in [(START, "plan"), ("plan", "team"), ("team", "judge")]:
+        graph.add_edge(src, dst)
+    run(graph.compile(), recorder, {"q": "?"}, asynchronous)
+    assert recorded_edges(recorder) == {
+        "trigger": "plan>team/reads team/deep/writes>judge team/reads>team/deep/writes",
+        "data": "plan>judge team/reads>team/deep/writes",
+    }
+
+
+@pytest.mark.parametrize(("checkpointer", "kept"), [(None, ""), (InMemorySaver(), "team/keeps1>team/keeps2")])
+def test_a_graph_that_is_run_twice_with_a_configurable_of_its_own_reads_of_the_first_run_what_its_thread_kept(
+    checkpointer: Any, kept: str, recorder: Recorder
+) -> None:
+    keeper = StateGraph(Keys)
+    keeper.add_node("keeps", source_to_function(KEEPS, model=model))
+    keeper.add_edge(START, "keeps")
+    compiled = keeper.compile(checkpointer=checkpointer)
+
+    def team(state: Keys) -> dict[str, Any]:
+        outs = [compiled.invoke({"q": "?"}, OWN)["out"] for _ in range(2)]
+        return {"out": "".join(outs)}
+
+    run(planned(team), recorder, {"q": "?"})
+    data = recorded_edges(recorder)["data"].split()
+    assert [edge for edge in data if edge.startswith("team/keeps1>team")] == ([kept] if kept else [])
+    assert "plan?team/keeps1" not in data  # the node had read nothing
+    assert recorded_edges(recorder)["trigger"] == "plan>team/keeps1 team/keeps2>judge"
 
 
 def supervisor(*tools: Any, calls: tuple[str, ...]) -> Any:

@@ -29,21 +29,24 @@ import pytest
 import requests
 from langchain_core.language_models import FakeListLLM
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.outputs import ChatGenerationChunk
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph, add_messages
 from langgraph.prebuilt import ToolNode
 from langgraph.types import RetryPolicy, Send
 from pydantic import BaseModel
-from support.edge_rig import SaysNext, says
+from support.edge_rig import SaysNext, recorded_traces, says
 from support.replay_rig import differences, record_runs, replay_all
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
+from marft_bridge.recording.recorder import Recorder
+from marft_bridge.recording.wrap import wrap
 from marft_bridge.replay.recorded_run import spans_to_run, tool_to_key
 from marft_bridge.replay.replayed_run import GIVEN_UP, ReplayOptions, replay_run
 from trace_store import conventions as c
+from trace_store.journal import Journal
 
 
 class State(TypedDict, total=False):
@@ -52,6 +55,18 @@ class State(TypedDict, total=False):
     notes: list[str]
     answer: str
     messages: Annotated[list[Any], add_messages]
+
+
+class Question(TypedDict):
+    question: str
+
+
+class Answer(TypedDict):
+    answer: str
+
+
+class Noted(Question, Answer, total=False):
+    note: str
 
 
 class NeverAsked(SaysNext):
@@ -202,6 +217,52 @@ def test_the_clock_in_a_prompt_is_named_and_can_be_stopped(tmp_path: Path) -> No
     assert changed.startswith('planner, call 1: message 1 (user) differs at word 10: recorded "20')
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_run_that_was_streamed_gives_out_the_keys_that_its_output_schema_leaves_out(
+    streamed: bool, tmp_path: Path
+) -> None:
+    def app(model: Any, note: str) -> Any:
+        graph = StateGraph(Noted, input_schema=Question, output_schema=Answer)
+        graph.add_node("a", lambda _: {"answer": model.invoke("hm").text, "note": note})
+        graph.add_edge(START, "a")
+        return graph.compile()
+
+    recorder = Recorder(Journal(tmp_path / "journal"))
+    recorded = wrap(app(says("ok"), "kept"), recorder)
+    if streamed:
+        assert list(recorded.stream(QUESTION, stream_mode="values"))[-1]["note"] == "kept"
+    else:
+        assert recorded.invoke(QUESTION) == {"answer": "ok"}
+    (run,) = [spans_to_run(spans) for spans in recorded_traces(recorder)]
+    assert differences([replay_run(app(NeverAsked(), "kept"), run)]) == [None]
+    (changed,) = differences([replay_run(app(NeverAsked(), "other"), run)])
+    assert changed == ('the result differs at note: recorded "kept", now "other"' if streamed else None)
+
+
+@pytest.mark.parametrize("form", ["iso", "utc", "seconds", "minutes"])
+def test_a_moment_of_the_run_in_a_prompt_is_the_same_while_the_clock_stands(form: str, tmp_path: Path) -> None:
+    def moment() -> str:
+        now = datetime.datetime.now(datetime.UTC if form == "utc" else None)
+        return now.isoformat(sep=" ", timespec=form) if form in ("seconds", "minutes") else now.isoformat()
+
+    def asks(model: Any, before: str) -> Any:
+        def ask(_: Any) -> Any:
+            time.sleep(0.02)
+            asked = f"It is {moment()}, before {before}."
+            return {"answer": f"{model.invoke(asked).text} {moment()}"}
+
+        return chain(a=ask)
+
+    before = "2020-01-02 03:04:05"
+    (run,) = record_runs(asks(says("ok"), before), [QUESTION], tmp_path)
+    stopped = ReplayOptions(freeze_time=True)
+    assert differences([replay_run(asks(NeverAsked(), before), run, options=stopped)]) == [None]
+    (changed,) = differences([replay_run(asks(NeverAsked(), "2020-01-02 03:04:06"), run, options=stopped)])
+    assert changed is not None
+    assert changed.startswith("a, call 1: message 0 (user) differs at word")
+    assert '"03:04:05.", now "03:04:06."' in changed
+
+
 def test_moments_that_are_made_while_the_clock_stands_are_kept_by_checkpoints(tmp_path: Path) -> None:
     class Notes(TypedDict, total=False):
         question: str
@@ -286,6 +347,42 @@ def test_ids_that_are_drawn_anew_are_the_same_where_the_same_ones_are_equal(tmp_
 
     assert result_of(tmp_path / "same", drawn, drawn) is None
     assert str(result_of(tmp_path / "changed", drawn, drawn_otherwise)).startswith("the result differs at notes[4]")
+
+
+class NamesIds(SaysNext):
+    """Answers with the ids in its prompt, the last one first."""
+
+    def _generate(self, messages: Any, *_: Any, **__: Any) -> Any:
+        named = [word for word in str(messages[-1].content).split() if len(word) == 36]
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(" ".join(reversed(named))))])
+
+
+def keeps_notes(model: Any, *, given: str = "", swaps: bool = False) -> Any:
+    """draws ids for two notes, asks for one of them, looks it up, and asks about what it found."""
+
+    def asks(state: State) -> State:
+        ids = [str(uuid.uuid4()), str(uuid.uuid4())]
+        notes = dict(zip(ids, ("bread", "tea"), strict=True))
+        shown = ids if not swaps else [ids[1], ids[0]]
+        chosen = model.invoke(f"{given} {ids[0]} {ids[1]}").text.split()[0]
+        found = notes[chosen]
+        return {"answer": model.invoke(f"{found} of {shown[0]} and {shown[1]}").text}
+
+    return chain(a=asks)
+
+
+def test_ids_that_a_run_draws_into_a_prompt_stand_for_each_other_and_answers_quote_those_of_the_replay(
+    tmp_path: Path,
+) -> None:
+    given, other = str(uuid.uuid4()), str(uuid.uuid4())
+    (run,) = record_runs(keeps_notes(NamesIds(), given=given), [{"question": given}], tmp_path)
+    assert differences([replay_run(keeps_notes(NeverAsked(), given=given), run)]) == [None]
+    (changed,) = differences([replay_run(keeps_notes(NeverAsked(), given=other), run)])
+    assert changed is not None
+    assert changed.startswith(f'a, call 1: message 0 (user) differs at word 0: recorded "{given}')
+    (swapped,) = differences([replay_run(keeps_notes(NeverAsked(), given=given, swaps=True), run)])
+    assert swapped is not None
+    assert swapped.startswith("a, call 2: message 0 (user) differs at word 2: ")
 
 
 def test_other_edges_of_the_same_calls_are_named(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from marft_bridge.config.bridge import GraphOptions
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.rollouts.agent_check import check_nodes
 from marft_bridge.rollouts.app import options_to_app
+from marft_bridge.rollouts.app_graph import load_app_object, open_graph
 from marft_bridge.rollouts.app_models import inspect_nodes
 from marft_bridge.tasks.reading import read_tasks
 
@@ -354,6 +355,68 @@ def test_an_env_file_that_is_not_there_is_a_warning_and_one_that_cannot_be_read_
     assert caplog.messages == [
         "graph.app: 'langgraph.json' names the env file 'none.env', which is not there; its variables are unset"
     ]
+
+
+REMEMBERS = """
+from typing import TypedDict
+from langgraph.config import get_store
+from langgraph.graph import START, StateGraph
+from langgraph.store.memory import InMemoryStore
+
+class State(TypedDict, total=False):
+    out: list
+
+def embed(texts):
+    return [[1.0, 0.0] if text in ("owl", "bird") else [0.0, 1.0] for text in texts]
+
+def act(state):
+    store = get_store()
+    if store is None:
+        return {"out": []}
+    for text in ("tea", "owl"):
+        store.put(("mine",), text, {"text": text})
+    return {"out": [item.key for item in store.search(("mine",), query="bird", limit=1)]}
+
+builder = StateGraph(State)
+builder.add_node("act", act)
+builder.add_edge(START, "act")
+graph = builder.compile()
+own = InMemoryStore()
+with_own = builder.compile(store=own)
+"""
+
+
+@pytest.mark.parametrize(
+    ("app", "store", "found"),
+    [
+        ("graph", None, ["tea"]),  # the first: nothing says how to search
+        ("graph", {"index": {"dims": 2, "embed": "./memory_app.py:embed", "fields": ["text"]}}, ["owl"]),
+        ("with_own", {"index": {"dims": 2, "embed": "./memory_app.py:embed"}}, ["tea"]),
+        ("unlisted", {"index": {"dims": 2}}, []),
+        ("memory_app.py:graph", None, []),  # not by the langgraph.json: as the app itself runs it
+    ],
+)
+def test_a_listed_graph_without_a_store_has_one_as_from_langgraphs_server(
+    app: str, store: Any, found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory_app.py").write_text(REMEMBERS)
+    graphs = {name: f"./memory_app.py:{name}" for name in ("graph", "with_own")}
+    (tmp_path / "langgraph.json").write_text(json.dumps({"graphs": graphs, "store": store}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    loaded = load_app_object("memory_app.py:graph" if app == "unlisted" else app, "graph.app")
+    with asyncio.Runner() as runner, open_graph(loaded, app, runner) as graph:
+        assert graph.invoke({})["out"] == found
+        assert (graph is loaded) is (app not in graphs or app == "with_own")  # the app's own is not touched
+
+
+def test_a_store_that_cannot_be_made_as_the_langgraph_json_says_is_refused(listed_app: Path) -> None:
+    file = listed_app / "langgraph.json"
+    index = {"dims": 2, "embed": "nobody:model"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"store": {"index": index}}))
+    said = refusal(app="agent")
+    assert said.startswith("graph.app: the store.index of 'langgraph.json' cannot be made: ")
+    assert "nobody" in said
 
 
 @pytest.mark.parametrize("app", ["agent", "my_agent.graph:make"])

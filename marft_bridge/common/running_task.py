@@ -1,4 +1,4 @@
-"""The task of LangGraph's in whose context something is called -> what recorders know of it.
+"""The task of LangGraph's in whose context something is called -> its name, and what recorders know of it.
 
 A call with callbacks of its own, and `model.generate`, name no parent, and work that a node has started may begin when
 the node's run has ended. Python's context leads from both to the task: LangGraph and LangChain copy it into their
@@ -19,6 +19,7 @@ class RunningTask:
     """One task, from its start on for as long as anything refers to its context."""
 
     graph_run: UUID  # callback run of its graph
+    checkpoint_ns: str  # LangGraph's
     node_runs: dict[Any, Any]  # a recorder's `OpenRuns` -> its run of the node's latest attempt
 
 

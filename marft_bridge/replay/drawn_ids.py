@@ -1,0 +1,102 @@
+"""Ids that a run draws anew (UUIDs, addresses of objects) -> those that its replay draws in their place.
+
+Compared, they go by number. Which is which is kept: an id of the record stands for one of the replay, all along the
+run, and one that is given back, in the input or an answer, for itself. Invariant: a text without any stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from langchain_core.messages import AIMessage
+
+# UUIDs, also without their hyphens, and addresses of objects. Other texts of 32 digits (a digest) and other numbers (a
+# colour) are the app's.
+_DRAWN = re.compile(
+    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+    r"|\b[0-9a-f]{12}[1-8][0-9a-f]{3}[89ab][0-9a-f]{15}\b"
+    r"|(?<=\bat )0x[0-9a-f]{6,}\b"
+)
+
+
+class DrawnIds:
+    """Which id of one recorded run is which of its replay. Safe for any number of threads.
+
+    Args:
+        given: what the replay is given besides answers, with ids that stay as they are.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self._to_now: dict[str, str] = {}
+        self._to_recorded: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self.note_given(given)
+
+    def note_given(self, value: Any) -> None:
+        """Notes that the replay was given this, of the record: ids in it that are new stand for themselves."""
+        with self._lock:
+            for drawn in _find(value):
+                if drawn not in self._to_now and drawn not in self._to_recorded:
+                    self._to_now[drawn] = self._to_recorded[drawn] = drawn
+
+    def fit(self, recorded: Any, now: Any) -> bool:
+        """Whether the ids of a prompt stand for those of a recorded one that equals it by `number_ids`."""
+        pairs = zip(_find(recorded), _find(now), strict=True)
+        with self._lock:
+            return all(
+                self._to_now.get(was, drawn) == drawn and self._to_recorded.get(drawn, was) == was
+                for was, drawn in pairs
+            )
+
+    def note_pair(self, recorded: Any, now: Any) -> None:
+        """Notes that the ids of a prompt stand for those of the recorded one, which they fit."""
+        with self._lock:
+            for was, drawn in zip(_find(recorded), _find(now), strict=True):
+                self._to_now.setdefault(was, drawn)
+                self._to_recorded.setdefault(drawn, was)
+
+    def to_now(self, value: Any) -> Any:
+        """A recorded value with the replay's ids in place of the record's."""
+        with self._lock:
+            to_now = dict(self._to_now)
+        return _map_ids(value, lambda drawn: to_now.get(drawn, drawn))
+
+    def answer_to_now(self, answer: AIMessage) -> AIMessage:
+        """As `to_now`, of what an answer says and calls."""
+        with self._lock:
+            if all(was == drawn for was, drawn in self._to_now.items()):
+                return answer
+        calls = [{**call, "args": self.to_now(call["args"])} for call in answer.tool_calls]
+        return answer.model_copy(update={"content": self.to_now(answer.content), "tool_calls": calls})
+
+
+def number_ids(value: Any) -> Any:
+    """A value of JSON in whose texts drawn ids go by number, so that which is which stays."""
+    numbers: dict[str, str] = {}
+    return _map_ids(value, lambda drawn: numbers.setdefault(drawn, f"id {len(numbers) + 1}"))
+
+
+def _map_ids(value: Any, to_id: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return _DRAWN.sub(lambda drawn: to_id(drawn.group()), value)
+    if isinstance(value, list):
+        return [_map_ids(item, to_id) for item in value]
+    if isinstance(value, dict):
+        return {_map_ids(key, to_id): _map_ids(item, to_id) for key, item in value.items()}
+    return value
+
+
+def _find(value: Any) -> Iterator[str]:
+    """The drawn ids of a value, in the order in which they stand there."""
+    if isinstance(value, str):
+        yield from (drawn.group() for drawn in _DRAWN.finditer(value))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _find(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _find(key)
+            yield from _find(item)
