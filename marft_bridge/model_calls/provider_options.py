@@ -33,7 +33,7 @@ def options_to_openai(call_options: Mapping[str, Any], node: str) -> dict[str, A
     options = response_format_to_openai({name: value for name, value in call_options.items() if name != CACHE_HINT})
     if options.get("tools"):
         try:
-            options["tools"] = [_tool_to_openai(tool) for tool in options["tools"]]
+            options["tools"] = [tool_to_openai(tool) for tool in options["tools"]]
         except Exception as error:
             reason = " ".join(str(error).split())
             raise GraphError(
@@ -47,8 +47,14 @@ def options_to_openai(call_options: Mapping[str, Any], node: str) -> dict[str, A
     return options
 
 
-def _tool_to_openai(tool: Any) -> Any:
-    """A tool that a provider runs itself has a type and no schema: left as it is, and refused later by name."""
+def tool_to_openai(tool: Any) -> Any:
+    """A tool in any provider's form -> in that of OpenAI's chat completions.
+
+    A tool that a provider runs itself has a type and no schema: it is left as it is, and refused later by name.
+
+    Raises:
+        Exception: whatever LangChain says of a form that it does not know.
+    """
     if isinstance(tool, BaseModel):
         tool = tool.model_dump(exclude_none=True)
     if isinstance(tool, dict) and "type" in tool and not {"input_schema", "properties"} & tool.keys():
