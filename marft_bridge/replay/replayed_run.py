@@ -65,9 +65,11 @@ from marft_bridge.replay.recorded_run import (
 )
 from marft_bridge.replay.recorded_tools import RunIt, recorded_tools, tool_divergence, tools_like
 from marft_bridge.replay.replayed_thread import (
+    INTERRUPTS,
     ReplayedThread,
     add_checkpointer,
     run_to_arguments,
+    streamed_keys,
     translate_interrupts,
 )
 from trace_store import conventions as c
@@ -89,7 +91,6 @@ _DRAWN = re.compile(
     r"|\b[0-9a-f]{12}[1-8][0-9a-f]{3}[89ab][0-9a-f]{15}\b"
     r"|(?<=\bat )0x[0-9a-f]{6,}\b"
 )
-_INTERRUPTS = "__interrupt__"  # in a result; their ids are LangGraph's hashes of UUIDs
 _MESSAGE_FIELDS = ("type", "content", "name", "tool_calls", "tool_call_id", "role", "artifact", "status")
 
 
@@ -411,7 +412,7 @@ def _replay_once(
         recorded_graph = wrap(add_checkpointer(graph_to_original(graph), run, thread.memory), recorder)
         stack.callback(recorded_graph.unwrap)
         classes = graph_to_classes(graph_to_original(graph))
-        call_arguments = run_to_arguments(run, thread, arguments, classes=classes)
+        call_arguments = run_to_arguments(run, thread, arguments, classes=classes) | streamed_keys(recorded_graph, run)
         value, lost = run.graph_input(classes) if graph_input is None else (graph_input, [])
         value = translate_interrupts(value, thread)
         stack.enter_context(private_memory(thread.memory))
@@ -717,7 +718,7 @@ def to_comparable_output(value: Any) -> Any:
         if is_message_form(value):
             value = {key: item for key, item in value["data"].items() if key in _MESSAGE_FIELDS}
         return {
-            number_drawn(str(key)): convert(_without_ids(item) if key == _INTERRUPTS else item)
+            number_drawn(str(key)): convert(_without_ids(item) if key == INTERRUPTS else item)
             for key, item in value.items()
         }
 

@@ -17,6 +17,9 @@ from marft_bridge.replay.private_memory import PrivateMemory
 from marft_bridge.replay.recorded_run import RecordedRun
 from trace_store import conventions as c
 
+INTERRUPTS = "__interrupt__"
+"""A key of a run's result: what it waits for. The ids of interrupts are LangGraph's hashes of UUIDs."""
+
 
 @dataclass(slots=True)
 class ReplayedThread:
@@ -79,6 +82,19 @@ def run_to_arguments(
     if context is not None:
         arguments["context"] = context
     return arguments
+
+
+def streamed_keys(graph: Any, run: RecordedRun) -> dict[str, Any]:
+    """`output_keys` of a run that was streamed: `stream` ends with the whole state, `invoke` with the graph's output.
+
+    Empty where the two are one, or nothing that was recorded tells them apart.
+    """
+    output = run.output
+    if not isinstance(output, Mapping) or isinstance(graph.output_channels, str):
+        return {}
+    recorded_keys = output.keys() - {INTERRUPTS}
+    is_more = not recorded_keys <= set(graph.output_channels)
+    return {"output_keys": graph.stream_channels_asis} if is_more and recorded_keys <= graph.channels.keys() else {}
 
 
 def translate_interrupts(value: Any, thread: ReplayedThread) -> Any:
