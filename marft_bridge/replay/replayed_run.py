@@ -67,7 +67,7 @@ from marft_bridge.replay.recorded_tools import RunIt, recorded_tools, tool_diver
 from marft_bridge.replay.replayed_thread import (
     INTERRUPTS,
     ReplayedThread,
-    add_checkpointer,
+    add_memory,
     run_to_arguments,
     streamed_keys,
     translate_interrupts,
@@ -409,7 +409,7 @@ def _replay_once(
         open_tasks = stack.enter_context(giving_tasks(given_tasks))
         episode = EpisodeContext("replay", run.trajectory.episode.task_id, SPLIT, spans=[], recorder=recorder)
         thread.memory.clear_caches()
-        recorded_graph = wrap(add_checkpointer(graph_to_original(graph), run, thread.memory), recorder)
+        recorded_graph = wrap(add_memory(graph_to_original(graph), run, thread.memory), recorder)
         stack.callback(recorded_graph.unwrap)
         classes = graph_to_classes(graph_to_original(graph))
         call_arguments = run_to_arguments(run, thread, arguments, classes=classes) | streamed_keys(recorded_graph, run)

@@ -13,7 +13,7 @@ from typing import Any
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from marft_bridge.common.errors import GraphError
-from marft_bridge.replay.private_memory import PrivateMemory
+from marft_bridge.replay.private_memory import STORE_OF_RUN, PrivateMemory
 from marft_bridge.replay.recorded_run import RecordedRun
 from trace_store import conventions as c
 
@@ -37,11 +37,17 @@ class ReplayedThread:
         )
 
 
-def add_checkpointer(graph: Any, run: RecordedRun, memory: PrivateMemory) -> Any:
-    """The graph; a copy with a checkpointer where it has none and was run with one, as LangGraph's server does."""
-    if run.trajectory.episode.begins is None or isinstance(vars(graph)["checkpointer"], BaseCheckpointSaver):
-        return graph
-    return graph.copy({"checkpointer": memory.saver})
+def add_memory(graph: Any, run: RecordedRun, memory: PrivateMemory) -> Any:
+    """The graph; a copy with what it was run with and does not hold itself: LangGraph's server gives both.
+
+    Without a checkpointer it gets that of `memory`, without a store one that is used inside `private_memory` only.
+    """
+    given: dict[str, Any] = {}
+    if run.trajectory.episode.begins is not None and not isinstance(vars(graph)["checkpointer"], BaseCheckpointSaver):
+        given["checkpointer"] = memory.saver
+    if run.had_store and vars(graph).get("store") is None:
+        given["store"] = STORE_OF_RUN
+    return graph.copy(given) if given else graph
 
 
 def run_to_arguments(
