@@ -32,7 +32,7 @@ from marft_bridge.replay.recorded_run import RecordedCall, RecordedRun, spans_to
 from marft_bridge.replay.replayed_run import ReplayOptions, replay_run
 from marft_bridge.replay.replayed_thread import (
     ReplayedThread,
-    add_checkpointer,
+    add_memory,
     run_to_arguments,
     translate_interrupts,
 )
@@ -94,7 +94,7 @@ class ThreadStart:
         value = translate_interrupts(self.recorded.graph_input(classes)[0], thread)
         tasks = self.entry.tasks if isinstance(self.entry, RunEntry) else None
         with memory_of_run(thread.memory), giving_tasks(tasks):
-            result = await add_checkpointer(graph, self.recorded, thread.memory).ainvoke(value, **arguments)
+            result = await add_memory(graph, self.recorded, thread.memory).ainvoke(value, **arguments)
         if thread.begins_at is not None and _holds_more(thread):
             raise GraphError(
                 "fork: a graph inside used a checkpointer or store of its own, and what that held then is not known;"

@@ -17,7 +17,7 @@ from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_openai.chat_models.base import BaseChatOpenAI
-from pydantic import SecretStr
+from pydantic.fields import FieldInfo
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.common.library_internals import CHAT_INNER, TESTED_VERSIONS, require_internals
@@ -25,7 +25,8 @@ from marft_bridge.model_calls.model_entries import Arguments, stand_in_for_model
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.model_calls.node_prompts import put_prompt
 from marft_bridge.model_calls.own_model import own_model_with_answers
-from marft_bridge.model_calls.request_rules import is_length_limit, options_to_openai
+from marft_bridge.model_calls.provider_options import options_to_openai, response_format_to_openai
+from marft_bridge.model_calls.request_rules import is_length_limit
 from marft_bridge.model_calls.routing import Routing, calling_node, current_routing
 from marft_bridge.model_calls.teacher import Teacher
 
@@ -100,10 +101,12 @@ def make_stand_in(model: BaseChatModel, chat: NodeChat, node: str) -> NodeChat:
     else:
         limit = _first_value(model, _LENGTH_NAMES)
         update |= {"stop": _first_value(model, _STOP_NAMES), "max_tokens": limit if is_length_limit(limit) else None}
-        carried_fields = {*_APP_FIELDS, *_STOP_NAMES, *_LENGTH_NAMES, *_CONNECTION_FIELDS}
-        chat.warn_left_out(
-            node, sorted(name for name in given_fields - carried_fields if _is_setting(getattr(model, name, None)))
-        )
+        if "streaming" in given_fields:
+            update["streaming"] = bool(getattr(model, "streaming"))  # noqa: B009 - no field of every model
+        settings = response_format_to_openai(_given_settings(model))
+        if "response_format" in settings:
+            update["model_kwargs"] = {"response_format": settings.pop("response_format")}
+        chat.warn_left_out(node, sorted(settings))
     stand_in = chat.model_copy(update=update)
     # Callbacks receive the serialised model; made anew for each copy, it takes longer than all the rest.
     stand_in.__dict__["_serialized"] = {**chat._serialized, "name": update["name"]}
@@ -114,9 +117,30 @@ def _first_value(model: BaseChatModel, names: tuple[str, ...]) -> Any:
     return next((value for name in names if (value := getattr(model, name, None)) is not None), None)
 
 
-def _is_setting(value: Any) -> bool:
-    """A plain value; a client, a key or nothing is no setting of the model."""
-    return value is not None and not isinstance(value, SecretStr) and isinstance(value, str | int | float | dict | list)
+def _given_settings(model: BaseChatModel) -> dict[str, Any]:
+    """The fields of another provider's model that the app set and that are not carried as they are.
+
+    A plain value; a client, a key or nothing is no setting. Nor is what the class itself fills in: its validators set
+    fields, too.
+    """
+    carried_fields = {"streaming", *_APP_FIELDS, *_STOP_NAMES, *_LENGTH_NAMES, *_CONNECTION_FIELDS}
+    fields = type(model).model_fields
+    settings = {
+        name: value
+        for name in model.model_fields_set - carried_fields
+        if isinstance(value := getattr(model, name, None), str | int | float | dict | list)
+        and not (name in fields and (fields[name].alias in carried_fields or _is_default(value, fields[name])))
+    }
+    more_settings = settings.pop("model_kwargs", {})  # what the class has no field for
+    return {**more_settings, **settings} if isinstance(more_settings, dict) else settings
+
+
+def _is_default(value: Any, field: FieldInfo) -> bool:
+    """Whether a field has what its class gives it."""
+    try:
+        return bool(value == field.get_default(call_default_factory=True))
+    except Exception:  # noqa: BLE001 - a factory of the provider's own, which may look for a key
+        return False
 
 
 def _redirect_call(model: BaseChatModel, arguments: Arguments, entry: str) -> tuple[BaseChatModel, Arguments]:

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from langchain_core.utils.function_calling import convert_to_openai_tool
-
 from marft_bridge.common.errors import GraphError
+from marft_bridge.model_calls.provider_options import CACHE_HINT
 from marft_bridge.model_calls.routing import Route
 
 _CARRIED_FIELDS = frozenset(
@@ -59,7 +58,6 @@ _HOSTED_FIELDS = frozenset(
     ]
 )
 _CARRIED_EXTRAS = frozenset({"chat_template_kwargs", "structured_outputs", "documents", "return_token_ids"})
-_GEMINI_SCHEMAS, _GEMINI_FORMAT = ("response_json_schema", "response_schema"), "response_mime_type"
 _NO_PARSER = (
     "binds tools, and the model server was not told how its model writes a tool call; "
     "set serve.tool_call_parser (hermes for Qwen and SmolLM, llama3_json for Llama 3)"
@@ -90,6 +88,8 @@ def payload_to_routed(
     _check_tools(payload, node, auto_tools)
     length_limits = [payload[name] for name in _LENGTH_FIELDS if is_length_limit(payload.get(name))]
     routed_payload = {name: value for name, value in payload.items() if name in _CARRIED_FIELDS}
+    if "messages" in payload:
+        routed_payload["messages"] = [_without_cache_hints(message) for message in payload["messages"]]
     routed_payload |= {"model": route.model, "temperature": route.temperature, "top_p": 1.0}
     routed_payload["max_tokens"] = min([route.max_tokens, *length_limits])
     if seed is not None:
@@ -98,6 +98,19 @@ def payload_to_routed(
     return routed_payload, sorted(
         (requested_fields & (_ROUTE_FIELDS | _HOSTED_FIELDS)) | (extra_body.keys() & _ROUTE_EXTRAS)
     )
+
+
+def _without_cache_hints(message: Any) -> Any:
+    """A message whose blocks carry no hint to a provider's cache; the same object where none does."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list) or not any(isinstance(part, dict) and CACHE_HINT in part for part in content):
+        return message
+    parts = [
+        {name: value for name, value in part.items() if name != CACHE_HINT} if isinstance(part, dict) else part
+        for part in content
+    ]
+    is_text = len(parts) == 1 and parts[0].get("type") == "text"
+    return {**message, "content": parts[0]["text"] if is_text else parts}
 
 
 def is_length_limit(value: Any) -> bool:
@@ -123,53 +136,3 @@ def move_extras(body: Mapping[str, Any]) -> dict[str, Any]:
     if extra_body:
         other_fields["extra_body"] = {**(body.get("extra_body") or {}), **extra_body}
     return other_fields
-
-
-def options_to_openai(call_options: Mapping[str, Any], node: str) -> dict[str, Any]:
-    """Call options of `node` with tools and response format in any provider's form -> the same in OpenAI's form.
-
-    Raises:
-        GraphError: tools in a form that cannot be converted.
-    """
-    options = _response_format_to_openai(call_options)
-    if options.get("tools"):
-        try:
-            # A tool that a provider runs itself has a type and no schema: left as it is, and refused later by name.
-            options["tools"] = [
-                tool
-                if isinstance(tool, dict) and "type" in tool and not {"input_schema", "properties"} & tool.keys()
-                else convert_to_openai_tool(tool)
-                for tool in options["tools"]
-            ]
-        except Exception as error:
-            reason = " ".join(str(error).split())
-            raise GraphError(
-                f"node {node!r} binds tools in a form that cannot be read as OpenAI's: {reason}"
-            ) from error
-    choice = options.get("tool_choice")
-    kind = choice.get("type") if isinstance(choice, dict) else choice
-    if kind == "any":
-        options["tool_choice"] = "required"
-    elif isinstance(choice, dict) and kind in ("auto", "none"):
-        options["tool_choice"] = kind
-    elif isinstance(choice, dict) and kind == "tool":
-        options["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
-    if isinstance(choice, dict) and choice.get("disable_parallel_tool_use"):
-        options["parallel_tool_calls"] = False
-    return options
-
-
-def _response_format_to_openai(call_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Call options with the response format in OpenAI's form, where they have it in Gemini's: a schema, and the type
-    of the answer. A type that OpenAI has no word for stays, and is refused by name."""
-    options = dict(call_options)
-    schema = next((options[name] for name in _GEMINI_SCHEMAS if options.get(name) is not None), None)
-    kind = options.get(_GEMINI_FORMAT)
-    if isinstance(schema, Mapping) and kind in (None, "application/json"):
-        response_format = {"name": str(schema.get("title", "answer")), "schema": dict(schema), "strict": True}
-        options["response_format"] = {"type": "json_schema", "json_schema": response_format}
-    elif schema is None and kind == "application/json":
-        options["response_format"] = {"type": "json_object"}
-    elif schema is not None or kind not in (None, "text/plain"):
-        return options
-    return {name: value for name, value in options.items() if name not in (*_GEMINI_SCHEMAS, _GEMINI_FORMAT)}

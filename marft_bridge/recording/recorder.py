@@ -237,7 +237,7 @@ class Recorder(BaseCallbackHandler):
         run = self._open_runs.get(run_id)
         if run is not None and isinstance(error, GraphInterrupt):
             run.trace.interrupted = True
-        if run is not None and run.owns_span and run.checkpoint_ns and isinstance(error, ParentCommand):
+        if run is not None and run.owns_span and run.checkpoint_ns and _hands_off(error):
             run.trace.ledger.note_handoff(run.checkpoint_ns)
         self._close(run_id, None if isinstance(error, GraphBubbleUp) else error)
 
@@ -703,6 +703,15 @@ class Recorder(BaseCallbackHandler):
             span.set({names.ERROR_CLASSES: _error_to_classes(error), names.HTTP_STATUS: _error_to_status(error)})
             span.error = f"{type(error).__name__}: {error}"
         self._processor.end_span(span)
+
+
+def _hands_off(error: BaseException) -> bool:
+    """Whether a node ended with a command for the graph around its own.
+
+    LangGraph lets the command bubble up to the task which runs the node's graph, with that task's name in the place of
+    PARENT: that one has it, and hands nothing off.
+    """
+    return isinstance(error, ParentCommand) and bool(error.args) and error.args[0].graph == Command.PARENT
 
 
 def _error_to_classes(error: BaseException) -> str | None:

@@ -4,7 +4,9 @@
     tool/<node>/<tool>  the schema of one of them, so that a difference can be named
 
 Where these agree, the prompts of an old episode are those that today's graph would build; `serving.model_lineage` has
-the entries of the base model. Invariant: a node that offered no tool is absent, never hashed as empty.
+the entries of the base model. Invariants: a node that offered no tool is absent, never
+hashed as empty; a tool has one hash, in whichever provider's form it was offered, since the same node calls its own
+model at one time and the served one at another.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from marft_bridge.common.digests import canonical_json, text_sha256
+from marft_bridge.model_calls.provider_options import tool_to_openai
 from trace_store.records import ONE_TOOL_OF, TOOLS_OF
 
 
@@ -22,10 +25,17 @@ def request_to_tools(parameters: Mapping[str, Any]) -> set[str]:
     tools: set[str] = set()
     for name in ("tools", "functions"):
         if offered_tools := parameters.get(name):
-            tools.update(
-                map(canonical_json, offered_tools if isinstance(offered_tools, (list, tuple)) else [offered_tools])
-            )
+            each_tool = offered_tools if isinstance(offered_tools, (list, tuple)) else [offered_tools]
+            tools.update(canonical_json(_to_one_form(tool)) for tool in each_tool)
     return tools
+
+
+def _to_one_form(tool: Any) -> Any:
+    """The tool in OpenAI's form; as it is where that cannot be read."""
+    try:
+        return tool_to_openai(tool)
+    except Exception:  # noqa: BLE001 - a form that LangChain does not know is the app's own affair
+        return tool
 
 
 def tools_to_lineage(offered_tools: Mapping[str, Collection[str]]) -> dict[str, str]:

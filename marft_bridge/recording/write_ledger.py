@@ -344,9 +344,7 @@ class WriteLedger:
     def note_handoff(self, ns: str) -> None:
         """Notes that a task ended with a command for the graph around its own, whose writes are then this task's."""
         with self._lock:
-            inner_issuer = self._graphs[ns].issuer if ns in self._graphs else None
-            graph = self._graph(graph_of(ns))
-            graph.issuer = inner_issuer or ns
+            self._graph(graph_of(ns)).issuer = ns
 
     def _note_result(self, graph: _Graph, ns: str, value: Any) -> None:
         if value is not None and not isinstance(value, (bool, int, float)):  # equal numbers may be one object

@@ -84,6 +84,22 @@ class _BoundEmbeddings(Embeddings):
         return self._context.copy().run(self._embeddings.embed_query, text)
 
 
+class StoreOfRun(BaseStore):
+    """Stands for the store that a run was given from outside, as LangGraph's server does: nothing is known of it."""
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Never called: what is used is what stands in for it."""
+        raise NotImplementedError
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """As `batch`."""
+        raise NotImplementedError
+
+
+STORE_OF_RUN = StoreOfRun()
+"""What a graph holds that has no store of its own, and was run with one. One object, since runs share the store."""
+
+
 class _Cache(InMemoryCache[Any]):
     """As `_Saver`."""
 

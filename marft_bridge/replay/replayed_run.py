@@ -66,9 +66,11 @@ from marft_bridge.replay.recorded_run import (
 )
 from marft_bridge.replay.recorded_tools import RunIt, recorded_tools, tool_divergence, tools_like
 from marft_bridge.replay.replayed_thread import (
+    INTERRUPTS,
     ReplayedThread,
-    add_checkpointer,
+    add_memory,
     run_to_arguments,
+    streamed_keys,
     translate_interrupts,
 )
 from trace_store import conventions as c
@@ -83,7 +85,6 @@ DATED = "recorded before the record said how a run was started: it was run async
 GIVEN_UP = "the app did not wait for its answer, which the record does not have, and now it waits"
 LOST = "its input was given as JSON, where it had"
 _one_at_a_time = threading.Lock()
-_INTERRUPTS = "__interrupt__"  # in a result; their ids are LangGraph's hashes of UUIDs
 # What a replay is given as the record has it, or what tools have given back that it is given.
 _GIVEN = (c.TASK, c.INPUT, c.RUN_CONFIG, c.TOOL_RESULT)
 _MESSAGE_FIELDS = ("type", "content", "name", "tool_calls", "tool_call_id", "role", "artifact", "status")
@@ -417,10 +418,10 @@ def _replay_once(
         open_tasks = stack.enter_context(giving_tasks(given_tasks))
         episode = EpisodeContext("replay", run.trajectory.episode.task_id, SPLIT, spans=[], recorder=recorder)
         thread.memory.clear_caches()
-        recorded_graph = wrap(add_checkpointer(graph_to_original(graph), run, thread.memory), recorder)
+        recorded_graph = wrap(add_memory(graph_to_original(graph), run, thread.memory), recorder)
         stack.callback(recorded_graph.unwrap)
         classes = graph_to_classes(graph_to_original(graph))
-        call_arguments = run_to_arguments(run, thread, arguments, classes=classes)
+        call_arguments = run_to_arguments(run, thread, arguments, classes=classes) | streamed_keys(recorded_graph, run)
         value, lost = run.graph_input(classes) if graph_input is None else (graph_input, [])
         value = translate_interrupts(value, thread)
         stack.enter_context(private_memory(thread.memory))
@@ -475,7 +476,6 @@ def _run_graph(
     runner: asyncio.Runner | None,
 ) -> BaseException | None:
     """Runs the graph as it was run, sync or async; returns the error that it ended with."""
-    arguments = {**arguments, **_output_arguments(graph, run)}
     try:
         if run.run_config.get("is_async") or run.is_dated:
             with ExitStack() as stack:
@@ -492,15 +492,6 @@ def _run_graph(
     finally:
         replay.answers.end()
     return None
-
-
-def _output_arguments(graph: Any, run: RecordedRun) -> dict[str, Any]:
-    """What makes the graph give out all of its keys, where the recorded run did: `stream` does, `invoke` only those of
-    the output schema."""
-    output, schema_keys = run.output, graph.output_channels
-    if not isinstance(output, dict) or isinstance(schema_keys, str):
-        return {}
-    return {} if output.keys() <= {*schema_keys, _INTERRUPTS} else {"output_keys": graph.stream_channels_asis}
 
 
 async def _run_async(graph: Any, replay: _Replay, value: Any, arguments: Mapping[str, Any]) -> Any:
@@ -730,7 +721,7 @@ def to_comparable_output(value: Any) -> Any:
             return value
         if is_message_form(value):
             value = {key: item for key, item in value["data"].items() if key in _MESSAGE_FIELDS}
-        return {str(key): convert(_without_ids(item) if key == _INTERRUPTS else item) for key, item in value.items()}
+        return {str(key): convert(_without_ids(item) if key == INTERRUPTS else item) for key, item in value.items()}
 
     return number_ids(convert(value))
 

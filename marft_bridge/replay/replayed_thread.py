@@ -13,9 +13,12 @@ from typing import Any
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from marft_bridge.common.errors import GraphError
-from marft_bridge.replay.private_memory import PrivateMemory
+from marft_bridge.replay.private_memory import STORE_OF_RUN, PrivateMemory
 from marft_bridge.replay.recorded_run import RecordedRun
 from trace_store import conventions as c
+
+INTERRUPTS = "__interrupt__"
+"""A key of a run's result: what it waits for. The ids of interrupts are LangGraph's hashes of UUIDs."""
 
 
 @dataclass(slots=True)
@@ -34,11 +37,17 @@ class ReplayedThread:
         )
 
 
-def add_checkpointer(graph: Any, run: RecordedRun, memory: PrivateMemory) -> Any:
-    """The graph; a copy with a checkpointer where it has none and was run with one, as LangGraph's server does."""
-    if run.trajectory.episode.begins is None or isinstance(vars(graph)["checkpointer"], BaseCheckpointSaver):
-        return graph
-    return graph.copy({"checkpointer": memory.saver})
+def add_memory(graph: Any, run: RecordedRun, memory: PrivateMemory) -> Any:
+    """The graph; a copy with what it was run with and does not hold itself: LangGraph's server gives both.
+
+    Without a checkpointer it gets that of `memory`, without a store one that is used inside `private_memory` only.
+    """
+    given: dict[str, Any] = {}
+    if run.trajectory.episode.begins is not None and not isinstance(vars(graph)["checkpointer"], BaseCheckpointSaver):
+        given["checkpointer"] = memory.saver
+    if run.had_store and vars(graph).get("store") is None:
+        given["store"] = STORE_OF_RUN
+    return graph.copy(given) if given else graph
 
 
 def run_to_arguments(
@@ -79,6 +88,19 @@ def run_to_arguments(
     if context is not None:
         arguments["context"] = context
     return arguments
+
+
+def streamed_keys(graph: Any, run: RecordedRun) -> dict[str, Any]:
+    """`output_keys` of a run that was streamed: `stream` ends with the whole state, `invoke` with the graph's output.
+
+    Empty where the two are one, or nothing that was recorded tells them apart.
+    """
+    output = run.output
+    if not isinstance(output, Mapping) or isinstance(graph.output_channels, str):
+        return {}
+    recorded_keys = output.keys() - {INTERRUPTS}
+    is_more = not recorded_keys <= set(graph.output_channels)
+    return {"output_keys": graph.stream_channels_asis} if is_more and recorded_keys <= graph.channels.keys() else {}
 
 
 def translate_interrupts(value: Any, thread: ReplayedThread) -> Any:

@@ -28,7 +28,7 @@ from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from support.client_rig import node_chat
 from support.fake_vllm import END_OF_TURN, Answer, FakeVllm, calls_to_text, id_to_logprob, running, text_to_ids
 
@@ -418,8 +418,25 @@ class ForeignChat(GenericFakeChatModel):
         return self.bind(tools=tools, tool_choice=tool_choice, **kwargs)
 
 
-@pytest.mark.parametrize("choice", [{"type": "tool", "name": "look_up"}, {"type": "any"}, {"type": "auto"}])
-def test_tools_bound_in_another_providers_format_reach_our_server_in_its_own(rig: Rig, choice: Any) -> None:
+NAMED = {"type": "function", "function": {"name": "look_up"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "openai_choice"),
+    [
+        ({"type": "tool", "name": "look_up"}, NAMED),  # Anthropic
+        ({"type": "any"}, "required"),
+        ({"type": "auto"}, "auto"),
+        ({"tool": {"name": "look_up"}}, NAMED),  # Bedrock's Converse
+        ({"any": {}}, "required"),
+        ({"auto": {}}, "auto"),
+        ("look_up", NAMED),  # Gemini
+        ("any", "required"),
+    ],
+)
+def test_tools_bound_in_another_providers_format_reach_our_server_in_its_own(
+    choice: Any, openai_choice: Any, rig: Rig
+) -> None:
     model = ForeignChat(messages=iter([]))
     node = lambda _: {"out": model.bind_tools([ANTHROPIC_TOOL], tool_choice=choice).invoke("hello").tool_calls}  # noqa: E731
     result, actions = rig.redirected(lambda app: app.invoke({}), rig.graph(node))
@@ -427,24 +444,28 @@ def test_tools_bound_in_another_providers_format_reach_our_server_in_its_own(rig
     check_redirected(rig, actions)
     (body,) = rig.ours.asked
     assert body["tools"][0]["function"]["parameters"]["required"] == ["word"]
-    named = {"type": "function", "function": {"name": "look_up"}}
-    assert body["tool_choice"] == {"tool": named, "any": "required", "auto": "auto"}[choice["type"]]
+    assert body["tool_choice"] == openai_choice
 
 
 SCHEMA = {"title": "Verdict", "type": "object", "properties": {"good": {"type": "boolean"}}, "required": ["good"]}
 OPENAI_SCHEMA = {"type": "json_schema", "json_schema": {"name": "Verdict", "schema": SCHEMA, "strict": True}}
+CONVERSE_FORMAT = {"type": "json_schema", "structure": {"jsonSchema": {"schema": json.dumps(SCHEMA)}}}
+FORMATS: list[tuple[dict[str, Any], Any]] = [
+    ({"response_mime_type": "application/json", "response_json_schema": SCHEMA}, OPENAI_SCHEMA),  # Gemini
+    ({"response_mime_type": "application/json", "response_schema": SCHEMA}, OPENAI_SCHEMA),
+    ({"response_mime_type": "application/json"}, {"type": "json_object"}),
+    ({"response_mime_type": "text/plain"}, None),
+    ({"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, OPENAI_SCHEMA),  # Anthropic
+    ({"output_format": {"type": "json_schema", "schema": SCHEMA}}, OPENAI_SCHEMA),
+    ({"output_config": {"textFormat": CONVERSE_FORMAT}}, OPENAI_SCHEMA),  # Bedrock's Converse
+    ({"format": SCHEMA}, OPENAI_SCHEMA),  # Ollama
+    ({"format": "json"}, {"type": "json_object"}),
+    ({"format": ""}, None),
+]
 
 
-@pytest.mark.parametrize(
-    ("options", "response_format"),
-    [
-        ({"response_mime_type": "application/json", "response_json_schema": SCHEMA}, OPENAI_SCHEMA),
-        ({"response_mime_type": "application/json", "response_schema": SCHEMA}, OPENAI_SCHEMA),
-        ({"response_mime_type": "application/json"}, {"type": "json_object"}),
-        ({"response_mime_type": "text/plain"}, None),
-    ],
-)
-def test_a_response_format_in_geminis_form_reaches_our_server_in_its_own(
+@pytest.mark.parametrize(("options", "response_format"), FORMATS)
+def test_a_response_format_in_another_providers_form_reaches_our_server_in_its_own(
     options: dict[str, Any], response_format: Any, rig: Rig
 ) -> None:
     model = ForeignChat(messages=iter([])).bind(**options)
@@ -452,6 +473,82 @@ def test_a_response_format_in_geminis_form_reaches_our_server_in_its_own(
     check_redirected(rig, actions)
     (body,) = rig.ours.asked
     assert body.get("response_format") == response_format
+
+
+class FormedChat(ForeignChat):
+    """One whose answer's form is a setting of the model, as in Ollama's class, Gemini's and Anthropic's."""
+
+    format: Any = None
+    response_mime_type: str | None = None
+    response_schema: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    model_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("settings", "response_format"),
+    [
+        *(each for each in FORMATS if FormedChat.model_fields.keys() >= each[0].keys()),
+        ({"model_kwargs": {"response_format": {"type": "json_object"}}}, {"type": "json_object"}),  # Groq, Mistral
+    ],
+)
+def test_a_response_format_that_is_a_setting_of_the_model_holds_for_our_server(
+    settings: dict[str, Any], response_format: Any, rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = FormedChat(messages=iter([]), **settings)
+    _, actions = rig.redirected(lambda app: app.invoke({}), rig.graph(lambda _: {"out": model.invoke("hello").content}))
+    check_redirected(rig, actions)
+    (body,) = rig.ours.asked
+    assert body.get("response_format") == response_format
+    assert caplog.records == []
+
+
+def own_class(provider: str) -> Any:
+    if provider == "anthropic":
+        return pytest.importorskip("langchain_anthropic").ChatAnthropic(model="claude-sonnet-4-5", api_key="x")
+    return pytest.importorskip("langchain_google_genai").ChatGoogleGenerativeAI(model="gemini-3", api_key="x")
+
+
+@pytest.mark.parametrize("provider", ["anthropic", "google"])
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_structured_output_of_another_providers_class_is_our_servers(
+    method: str, provider: str, rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And of settings that the class fills in itself nothing is said."""
+    model = own_class(provider).with_structured_output(Verdict, method=method)
+    result, actions = rig.redirected(
+        lambda app: app.invoke({}), rig.graph(lambda _: {"out": model.invoke("hello").model_dump()})
+    )
+    check_redirected(rig, actions)
+    assert result["out"] == {"grade": 4, "why": "clear"}
+    assert caplog.records == []
+
+
+def test_hints_to_a_providers_cache_are_not_sent_to_our_server(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    hint = {"cache_control": {"type": "ephemeral"}}
+    prompt = [
+        {"role": "system", "content": [{"type": "text", "text": "Be brief.", **hint}]},
+        {"role": "user", "content": [{"type": "text", "text": "hello"}, {"type": "text", "text": "you", **hint}]},
+    ]
+    model = own_class("anthropic").bind_tools([ANTHROPIC_TOOL | hint])
+    graph = rig.graph(lambda _: {"out": model.invoke(prompt, **hint).tool_calls})
+    _, actions = rig.redirected(lambda app: app.invoke({}), graph)
+    check_redirected(rig, actions)
+    (body,) = rig.ours.asked
+    assert "cache_control" not in json.dumps(body)
+    parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": "you"}]
+    assert [message["content"] for message in body["messages"]] == ["Be brief.", parts]
+    assert caplog.records == []
+
+
+def test_a_class_that_streams_by_a_setting_streams_from_our_server(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    class StreamingChat(ForeignChat):
+        streaming: bool = False
+
+    model = StreamingChat(messages=iter([]), streaming=True)
+    rig.redirected(lambda app: app.invoke({}), rig.graph(lambda _: {"out": model.invoke("hello").content}))
+    assert [body["stream"] for body in rig.ours.asked] == [True]
+    assert caplog.records == []
 
 
 def test_a_response_type_that_our_server_has_no_word_for_is_refused_by_name(rig: Rig) -> None:

@@ -393,6 +393,33 @@ def test_a_command_to_the_parent_graph_is_the_writing_of_the_node_that_gave_it(
     assert recorded_edges(recorder) == {"trigger": "sub/i1>sub/i2 sub/i2>next", "data": "sub/i1>sub/i2 sub/i2>next"}
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("in_function", [False, True])
+def test_a_command_to_the_parent_graph_ends_there_and_the_graphs_around_it_write_for_themselves(
+    in_function: bool, asynchronous: bool, recorder: Recorder
+) -> None:
+    def hands_off(state: Keys) -> Command[Any]:
+        model.invoke(state["a"])
+        return Command(graph=Command.PARENT, goto="next", update={"b": "from inside"})
+
+    inner = StateGraph(Keys)
+    inner.add_node("i", hands_off)
+    inner.add_edge(START, "i")
+    inner_graph = inner.compile()
+    team = StateGraph(Keys)
+    team.add_node("sub", (lambda state: inner_graph.invoke(state)) if in_function else inner_graph)
+    team.add_node("next", node_of(model, ["b"], {"c": "1"}))
+    team.add_edge(START, "sub")
+    outer = StateGraph(Keys)
+    outer.add_node("team", team.compile())
+    outer.add_node("after", node_of(model, ["c"], {}))
+    outer.add_edge(START, "team")
+    outer.add_edge("team", "after")
+    run(outer.compile(), recorder, {"a": ""}, asynchronous=asynchronous)
+    edges = "team/next>after team/sub/i>team/next"
+    assert recorded_edges(recorder) == {"trigger": edges, "data": edges}
+
+
 def test_what_a_subgraph_keeps_from_one_run_to_the_next_is_read_from_who_wrote_it(recorder: Recorder) -> None:
     # c is a key of the subgraph alone: its second run reads what its first one wrote.
     inner = StateGraph(Keys)

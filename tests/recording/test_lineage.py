@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from langchain.agents import create_agent
 from langchain_core.tools import tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from rich.console import Console
@@ -35,7 +36,7 @@ from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.record import RecordOptions
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
-from marft_bridge.recording.tool_lineage import request_to_tools, tools_to_lineage
+from marft_bridge.recording.tool_lineage import request_to_tools, tools_to_lineage, tools_to_single_lineage
 from marft_bridge.recording.wrap import wrap
 from marft_bridge.rollouts.app import App
 from marft_bridge.rollouts.episode_plan import plan_episodes
@@ -138,6 +139,21 @@ def test_tools_are_equal_where_their_schemas_are() -> None:
     # By hand: each schema as compact JSON with sorted keys, these as a sorted JSON list.
     mul = '{"function":{"name":"mul","parameters":{}},"type":"function"}'
     assert of([MUL]) == {"tools/a": sha256(json.dumps([mul]))}
+
+
+def test_a_tool_has_one_hash_whichever_providers_form_it_was_offered_in() -> None:
+    @tool
+    def add(x: Annotated[int, "the left one"], y: int = 2) -> int:
+        """Adds."""
+        return x + y
+
+    chat_anthropic = pytest.importorskip("langchain_anthropic").ChatAnthropic(model="claude-sonnet-4-5", api_key="x")
+    (anthropic_form,) = chat_anthropic.bind_tools([add]).kwargs["tools"]
+    openai_form = convert_to_openai_tool(add)
+    with_hint = {**anthropic_form, "cache_control": {"type": "ephemeral"}}
+    assert of([openai_form]) == of([anthropic_form]) == of([with_hint]) == of([openai_form["function"]])
+    assert anthropic_form != openai_form
+    assert tools_to_single_lineage({"a": request_to_tools({"tools": [with_hint]})}).keys() == {"tool/a/add"}
 
 
 def test_no_tools_have_no_hash() -> None:
@@ -269,7 +285,10 @@ def test_an_apps_own_run_has_its_tools_and_nothing_else(tmp_path: Path) -> None:
 
 def test_hashes_are_kept_when_content_is_not_or_is_redacted(tmp_path: Path) -> None:
     secret = {"name": "mail", "description": "writes to ada@example.com"}
-    expected = {"tools/speak": of([secret])["tools/a"], "tool/speak/mail": sha256(canonical(secret))}
+    expected = {
+        "tools/speak": of([secret])["tools/a"],
+        "tool/speak/mail": sha256(canonical({"type": "function", "function": secret})),
+    }
     assert recorded(tmp_path / "a", RecordOptions(content=False), secret) == expected
     assert recorded(tmp_path / "b", RecordOptions(redact=("email",)), secret) == expected
 

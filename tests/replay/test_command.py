@@ -258,6 +258,34 @@ def test_a_run_that_was_cut_is_the_same_up_to_there(tmp_path: Path) -> None:
     assert replayed.note == "the recorded run was cut (the stream was closed before its end); the same up to there"
 
 
+def test_a_run_that_was_streamed_is_the_same_where_the_graphs_output_is_less_than_its_state(tmp_path: Path) -> None:
+    class Notes(TypedDict, total=False):
+        question: str
+        notes: str
+        answer: str
+
+    class Answer(TypedDict, total=False):
+        answer: str
+
+    def graph_of(last_note: str) -> Any:
+        builder = StateGraph(Notes, output_schema=Answer)
+        builder.add_node("note", lambda state: {"notes": state["question"] + last_note})
+        builder.add_node("answer", lambda state: {"answer": str(len(state["notes"]))})
+        builder.add_edge(START, "note")
+        builder.add_edge("note", "answer")
+        return builder.compile()
+
+    store = tmp_path / "traces.duckdb"
+    recorded = wrap(graph_of("!"), store)
+    assert list(recorded.stream({"question": "How fast?"}, stream_mode=["updates", "values"]))[-1][1]["notes"]
+    assert recorded.invoke({"question": "How fast?"}) == {"answer": "10"}
+    recorded.recorder.journal.close()
+    for episode_id in ids(store):
+        replay(graph_of("!"), episode_id, store=store)
+    with pytest.raises(AssertionError, match="the result differs at notes"):
+        replay(graph_of("?"), ids(store)[0], store=store)
+
+
 # -- an app's own tests -----------------------------------------------------------------------------------------------
 
 

@@ -130,6 +130,33 @@ def test_a_run_beside_another_has_a_memory_of_its_own_and_no_thread_falls_back_o
     assert graph.get_state(config).values == {}
 
 
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+def test_a_run_that_was_given_a_store_from_outside_finds_one_in_the_replay(tmp_path: Path, sync: bool) -> None:
+    """As LangGraph's server gives it, or an app that sets it when it starts."""
+
+    def graph_of(model: Any) -> Any:
+        def count(state: dict[str, Any], store: BaseStore) -> dict[str, Any]:
+            item = store.get(("counts",), "calls")
+            number = 1 + (item.value["number"] if item is not None else 0)
+            store.put(("counts",), "calls", {"number": number})
+            return {"log": [f"{model.invoke(state['text']).content} {number}"]}
+
+        graph = StateGraph(Kept)
+        graph.add_node("count", count)
+        graph.add_edge(START, "count")
+        return graph.compile()
+
+    recorded = graph_of(says("one", "two"))
+    recorded.store = InMemoryStore()
+    inputs = [{"text": "first"}, {"text": "second"}]
+    runs = record_runs(recorded, inputs, tmp_path, is_async=not sync)
+    assert "two 2" in str(runs[1].output)
+    quiet = graph_of(says())
+    assert differences(replay_all(quiet, runs)) == [None, None]
+    assert quiet.store is None
+    assert differences(replay_all(quiet, runs)) == [None, None]  # each time from an empty one
+
+
 # -- search by meaning ----------------------------------------------------------------------------------------------
 
 embedded: list[str] = []

@@ -24,13 +24,12 @@ from marft_bridge.model_calls.clients.wire import (
     message_to_text,
     refusal,
 )
-from marft_bridge.model_calls.request_rules import move_extras, options_to_openai
+from marft_bridge.model_calls.provider_options import CACHE_HINT, options_to_openai
+from marft_bridge.model_calls.request_rules import move_extras
 from trace_store.json_text import read_json
 
 _RENAMED_FIELDS = {"messages", "system", "stop_sequences", "tools", "tool_choice", "output_config", "top_k", "thinking"}
 _KEPT_FIELDS = ("model", "temperature", "top_p", "top_k", "max_tokens", "stream")
-# Hints to the hosted service's cache: they change no answer.
-_CACHE_FIELD = "cache_control"
 _FAILED_RESULT = "Error:"
 _OUTPUT_OPTIONS = {"format", "effort"}
 _CUSTOM_TOOL = (None, "custom")
@@ -110,7 +109,7 @@ class AnthropicMessages:
         other_fields = {
             name: value
             for name, value in body.items()
-            if name not in _RENAMED_FIELDS and name != _CACHE_FIELD and value is not None
+            if name not in _RENAMED_FIELDS and name != CACHE_HINT and value is not None
         }
         if (body.get("thinking") or {}).get("type") not in (None, "disabled"):
             raise refusal(node, "'thinking'")
@@ -324,4 +323,4 @@ def _rename_fields(body: Body, node: str) -> Body:
 def _without_cache_hint(tool: Body) -> Body:
     """The tool; one that only has a schema without the type that says so."""
     is_custom = tool.get("type") in _CUSTOM_TOOL
-    return {name: value for name, value in tool.items() if name != _CACHE_FIELD and not (is_custom and name == "type")}
+    return {name: value for name, value in tool.items() if name != CACHE_HINT and not (is_custom and name == "type")}

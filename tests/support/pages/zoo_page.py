@@ -53,8 +53,8 @@ graph.
 
 Where the tasks are those of `graphs/math_duo.py` (its duos, solo, the chains, debate and verifier_refiner), of the
 125 tasks that are held out, 75 differ from a training task only in names, things and the order of the two numbers.
-`team_in_one` leaves these out. In supervisor, supervisor-partly-shared, dr-mas and comam 17 of the 57 that are held out, and in defer 22 of 54,
-are a training task with its two numbers the other way round.
+`team_in_one` leaves these out. In supervisor, supervisor-partly-shared, dr-mas and comam 17 of the 57 that are held
+out, and in defer 22 of 54, are a training task with its two numbers the other way round.
 
 **The figures with an asterisk are of the defaults that the trainer had before**: one pass over a round, both signs of
 an advantage at their full weight, a learning rate of 0.0015, three steps a round. Their configurations name no learning
