@@ -85,7 +85,7 @@ def open_listed_store(file: Path, key: str) -> BaseStore:
         module, colon, attribute = embed.rpartition(":") if isinstance(embed, str) else ("", "", "")
         if module.endswith(".py"):  # else a provider and its model, which LangGraph makes itself
             embed = load_name(f"{file.resolve().parent / module}{colon}{attribute}", key)
-        return InMemoryStore(index={**index, "embed": embed})  # type: ignore[typeddict-item]  # as the file has it
+        return InMemoryStore(index={**index, "embed": embed})  # type: ignore[arg-type]  # as the file has it
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise GraphError(f"{key}: the store.index of {str(file)!r} cannot be made: {reason}") from error
