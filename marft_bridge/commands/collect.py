@@ -5,6 +5,8 @@ Every node runs at version 0, an adapter that changes nothing. Resuming runs onl
 
 from __future__ import annotations
 
+from collections import Counter
+
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.rollouts.app import load_app
@@ -81,11 +83,16 @@ def _cut_answer_lines(config: BridgeConfig, store: TraceStore) -> list[str]:
 
 
 def _print_summary(config: BridgeConfig, store: TraceStore, reporter: Reporter) -> None:
-    outcomes = store.sql(
-        "SELECT outcome, count(*) FROM (SELECT outcome FROM episodes WHERE run_id = ? QUALIFY row_number() OVER ("
-        "PARTITION BY task_id, sample ORDER BY ended_ns DESC, episode_id) = 1) GROUP BY outcome",  # the last attempts
+    outcomes_by_reason = store.sql(
+        "SELECT outcome, reason, count(*) FROM (SELECT outcome, reason FROM episodes WHERE run_id = ? QUALIFY "
+        "row_number() OVER (PARTITION BY task_id, sample ORDER BY ended_ns DESC, episode_id) = 1) "  # the last attempts
+        "GROUP BY outcome, reason",
         (COLLECT,),
     )
+    outcomes: Counter[str] = Counter()
+    for outcome, _, count in outcomes_by_reason:
+        outcomes[outcome] += count
+    interrupted = sum(count for _, reason, count in outcomes_by_reason if reason == "interrupted")
     rewards = store.sql(
         "SELECT r.name, avg(r.value) FROM episode_reward r JOIN episodes e USING (episode_id) "
         "WHERE e.run_id = ? GROUP BY r.name ORDER BY r.name",
@@ -98,15 +105,17 @@ def _print_summary(config: BridgeConfig, store: TraceStore, reporter: Reporter) 
     )[0]
     for line in _cut_answer_lines(config, store):
         reporter.say(line)
-    outcome_counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes))
-    means = ", ".join(f"{name} {mean:.3f}" for name, mean in rewards)
+    outcome_counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+    means = ", ".join(f"{name} {mean:.3f}" for name, mean in rewards) or "none"
     reporter.say(f"collected {outcome_counts}; {trainable} of {actions} actions trainable, {tokens} sampled tokens")
+    if interrupted:
+        reporter.say(f"{interrupted} stopped at an interrupt: nobody answers there, so that they have no reward")
     reporter.say(f"mean rewards: {means}; store: {store.path}")
     reporter.give(
         {
             "run_folder": str(config.run_folder),
             "store": str(store.path),
-            "outcomes": dict(sorted(outcomes)),
+            "outcomes": dict(sorted(outcomes.items())),
             "rewards": dict(rewards),
             "actions": actions,
             "trainable_actions": trainable,

@@ -197,8 +197,9 @@ def init(app: str, flags: Flags, reporter: Reporter, ask_user: Callable[[str, st
             verb = "was seen in" if calls_by_node is None else "was called on that task by"
             reporter.say(f"no model {verb} node {name!r}: `marft-bridge collect` says if it makes no call")
     if nodes_with_tools:
+        verb = "offer" if len(nodes_with_tools) > 1 else "offers"
         reporter.say(
-            f"{', '.join(nodes_with_tools)} offers tools: serve.tool_call_parser is {_PARSER!r}; set the parser of "
+            f"{', '.join(nodes_with_tools)} {verb} tools: serve.tool_call_parser is {_PARSER!r}; set the parser of "
             "your model"
         )
     reporter.say(f"next: marft-bridge collect --config {shlex.quote(str(flags.out))}")

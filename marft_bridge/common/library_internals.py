@@ -82,7 +82,7 @@ INTERNALS = (
             *("manager", "tasks", "nodes", "specs", "channels", "status", "input", "config"),
             *("checkpointer", "checkpoint", "checkpoint_metadata", "prev_checkpoint_config"),
             *("_has_persisted_parent", "_addressed_checkpoint_superseded"),
-            *("interrupt_before", "interrupt_after", "store"),
+            *("interrupt_before", "interrupt_after", "is_nested", "store"),
         )
     ),
     Internal("langgraph", "langgraph.pregel._runner", "run_with_retry", parameters=("task", "retry_policy")),

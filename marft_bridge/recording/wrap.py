@@ -46,12 +46,21 @@ class RecordedGraph(Pregel[Any, Any, Any, Any]):
     def _with_recorder(self, config: RunnableConfig | None) -> RunnableConfig | None:
         return config_with_recorder(self, config, self.recorder) if type(self)._detach.alive else config
 
+    # LangGraph's own `invoke` comes through `stream`; that of a class which runs another graph inside may not.
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """As the graph's own; `batch` comes through here."""
+        return super().invoke(input, self._with_recorder(config), **kwargs)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """As the graph's own; `abatch` comes through here."""
+        return await super().ainvoke(input, self._with_recorder(config), **kwargs)
+
     def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        """As the graph's own; `invoke` and `batch` come through here."""
+        """As the graph's own."""
         return super().stream(input, self._with_recorder(config), **kwargs)
 
     def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
-        """As the graph's own; `ainvoke` and `abatch` come through here."""
+        """As the graph's own."""
         return super().astream(input, self._with_recorder(config), **kwargs)
 
 

@@ -1,4 +1,8 @@
-"""Owns: the summary of `collect` says whose answers were cut, as an app that parses them goes another way for it."""
+"""Owns: the summary of `collect` says what made its episodes worth less than they could be.
+
+- Whose answers were cut, as an app that parses them goes another way for it.
+- How many stopped at an interrupt, where nobody answers.
+"""
 
 from __future__ import annotations
 
@@ -87,3 +91,15 @@ def test_answers_that_were_cut_are_said_by_agent(
     said = summary(max_tokens)
     assert "collected 2 terminated" in said
     assert [line.partition(", where")[0] for line in said.splitlines() if "cut at the limit" in line] == cut_lines
+
+
+def test_episodes_that_stopped_at_an_interrupt_are_said_to_have_no_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my_app.py").write_text(APP.replace("graph.compile()", "graph.compile(interrupt_before=['write'])"))
+    save_model(tmp_path / "model")
+    said = summary(40)
+    assert "collected 2 truncated" in said
+    assert "2 stopped at an interrupt: nobody answers there, so that they have no reward" in said
+    assert "mean rewards: none; store: " in said

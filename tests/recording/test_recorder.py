@@ -24,6 +24,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompt_values import StringPromptValue
 from langchain_core.tools import tool
 from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel._loop import PregelLoop
 from langgraph.types import Send
 
@@ -110,6 +111,28 @@ def test_a_recorded_graph_returns_what_the_graph_returns(recorder: Recorder) -> 
     assert recorded.batch([start, start]) == plain.batch([start, start])
     assert recorded.nodes.keys() == plain.nodes.keys()
     assert len(spans_of(recorder)) == 5  # invoke, ainvoke, stream and two of the batch
+
+
+class Delegating(CompiledStateGraph[Any, Any, Any, Any]):
+    """A graph as some libraries make their agents: its own methods run another one."""
+
+    def __init__(self, inner: Any) -> None:
+        self.__dict__.update({**vars(inner), "inner": inner})
+
+    def invoke(self, graph_input: Any, config: Any = None, **kwargs: Any) -> Any:
+        return self.inner.invoke(graph_input, config, **kwargs)
+
+    async def ainvoke(self, graph_input: Any, config: Any = None, **kwargs: Any) -> Any:
+        return await self.inner.ainvoke(graph_input, config, **kwargs)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_graph_whose_own_invoke_runs_another_one_is_recorded(is_async: bool, recorder: Recorder) -> None:
+    agent = Delegating(graph_of([(START, "a"), ("a", END)], echo()).compile())
+    recorded = wrap(agent, recorder)
+    result = asyncio.run(recorded.ainvoke({"log": []})) if is_async else recorded.invoke({"log": []})
+    assert result == agent.invoke({"log": []})  # which is not recorded
+    assert [action.node for action in only_trajectory(recorder).actions] == ["a"]
 
 
 def test_an_astream_is_passed_on_part_by_part(recorder: Recorder) -> None:
