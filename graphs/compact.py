@@ -82,9 +82,13 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
 
 
 def tasks() -> Iterator[dict[str, Any]]:
-    """160 tasks of one to three events, as many of each length as can be, in one fixed order. No box goes below 1."""
+    """160 tasks of one to three events, as many of each length as can be, in one fixed order. No box goes below 1.
+
+    No two have the same start and events; some differ in the objects alone.
+    """
     rng = random.Random(0)
-    for number in range(TASKS):
+    boxes: set[tuple[str, ...]] = set()
+    while (number := len(boxes)) < TASKS:
         noun, count = rng.choice(OBJECTS), rng.randint(2, 6)
         start, events, states = f"have: {count}", [], []
         for _ in range(1 + number % MAX_EVENTS):
@@ -92,6 +96,10 @@ def tasks() -> Iterator[dict[str, Any]]:
             count += change
             events.append(f"{noun} {'put in' if change > 0 else 'taken out'}: {abs(change)}")
             states.append(count)
+        box = (start, *events)
+        if box in boxes:
+            continue
+        boxes.add(box)
         yield {"id": f"box-{number}", "start": start, "events": events, "states": states, "answer": count}
 
 
