@@ -82,9 +82,13 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
 
 
 def tasks() -> Iterator[dict[str, Any]]:
-    """160 tasks of one to three events, as many of each length as can be, in one fixed order. No box goes below 1."""
+    """160 tasks of one to three events, as many of each length as can be, in one fixed order. No box goes below 1.
+
+    No two have the same start and events; some differ in the objects alone.
+    """
     rng = random.Random(0)
-    for number in range(TASKS):
+    boxes: set[tuple[str, ...]] = set()
+    while (number := len(boxes)) < TASKS:
         noun, count = rng.choice(OBJECTS), rng.randint(2, 6)
         start, events, states = f"have: {count}", [], []
         for _ in range(1 + number % MAX_EVENTS):
@@ -92,6 +96,10 @@ def tasks() -> Iterator[dict[str, Any]]:
             count += change
             events.append(f"{noun} {'put in' if change > 0 else 'taken out'}: {abs(change)}")
             states.append(count)
+        box = (start, *events)
+        if box in boxes:
+            continue
+        boxes.add(box)
         yield {"id": f"box-{number}", "start": start, "events": events, "states": states, "answer": count}
 
 
@@ -112,8 +120,8 @@ def reward(task: dict[str, Any], result: dict[str, Any], run: Any) -> dict[str, 
     answer_credit = number_credit(result["answer"], task["answer"])
     length_cost = sum(min(len(record) / RECORD_CHARACTERS, 1.0) for record in records) / len(records)
     calls = sorted((action.index, action.action_id) for action in run.game().actions if action.node == "clerk")
-    shown = [record[:RECORD_CHARACTERS] for record in records]
-    record_scores = [float(last_number(record) == count) for record, count in zip(shown, task["states"], strict=True)]
+    counts = [last_number(record[:RECORD_CHARACTERS]) for record in records]
+    record_scores = [float(read == count) for read, count in zip(counts, task["states"], strict=True)]
     step_rewards = {f"step:{call}": score for (_, call), score in zip(calls, record_scores, strict=False)}
     return {
         "correct": float(answer_credit == 1.0),

@@ -141,12 +141,14 @@ def state_to_prompt(state: TalkState, player: Player) -> str:
 
 
 def reply_to_turn(text: str, player: Player, counts: Sequence[int], *, may_accept: bool) -> Turn:
-    """The line that a reply begins with, in whatever case: `accept` and nothing else, or `take` and as many numbers as
-    kinds, and words at most."""
+    """The line that a reply begins with, in whatever case: `accept`, or `take` and as many numbers as kinds.
+
+    Behind either nothing but a mark of punctuation may stand: what goes on may take back what was said.
+    """
     line = next(iter(text[:200].strip().lower().splitlines()), "").rstrip(" .!")
     if may_accept and line == "accept":
         return Turn(player, None, accepted=True, legal=True)
-    match = re.match(rf"take((?: [0-9]{{1,3}}){{{len(counts)}}})(?![^ ,.!]|[.,]?[0-9]| +[0-9])", line)
+    match = re.fullmatch(rf"take((?: [0-9]{{1,3}}){{{len(counts)}}})", line)
     claim = tuple(map(int, match[1].split())) if match else None
     if claim is None or min(rest_of(counts, claim)) < 0:
         return Turn(player, None, accepted=False, legal=False)

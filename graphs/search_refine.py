@@ -2,7 +2,8 @@
 
 A question becomes steps (a query and the retrieved sentences), then an answer; a discriminator accepts the whole or
 not; where it does not, a trimmer names the first bad step, that step and all later ones are removed, and the actor goes
-on from the rest. Limits: MAX_STEPS searches in a trajectory, MAX_CUTS cuts.
+on from the rest. Limits: MAX_STEPS searches in a trajectory, MAX_CUTS cuts; what is written after the last cut stands,
+and no discriminator is asked.
 
 From the paper (arXiv 2602.03647): the actor whose reasoning is interleaved with searches; a Meta-Refiner of two
 parts, discriminator and trimmer, which keep the good prefix and have the rest written again; both trained together; a
@@ -77,7 +78,7 @@ class SearchState(TypedDict, total=False):
     steps: list[Step]
     query: str | None  # the next search of the actor; None once it answered
     answer: str
-    accepted: bool
+    accepted: bool  # the newest verdict; none is given after the last cut
     cuts: int
 
 
@@ -97,8 +98,10 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
         query = text_to_query(text) if len(steps) < MAX_STEPS else None
         return {"query": query, "answer": text if query is None else ""}
 
-    def route_after_actor(state: SearchState) -> Literal["retrieval", "discriminator"]:
-        return "discriminator" if state["query"] is None else "retrieval"
+    def route_after_actor(state: SearchState) -> Literal["retrieval", "discriminator", "__end__"]:
+        if state["query"] is not None:
+            return "retrieval"
+        return "__end__" if state.get("cuts", 0) >= MAX_CUTS else "discriminator"
 
     async def retrieval(state: SearchState) -> SearchState:
         query = state["query"] or ""
@@ -110,7 +113,7 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
         return {"accepted": not re.match(r"\W*no\b", verdict, re.IGNORECASE)}
 
     def route_after_discriminator(state: SearchState) -> Literal["trimmer", "__end__"]:
-        return "__end__" if state["accepted"] or state.get("cuts", 0) >= MAX_CUTS else "trimmer"
+        return "__end__" if state["accepted"] else "trimmer"
 
     async def trimmer(state: SearchState) -> SearchState:
         steps = state.get("steps", [])

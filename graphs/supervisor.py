@@ -5,7 +5,7 @@ to it, and the run ends when it says so; so the number of acting agents, and D, 
 is an ordinary node that writes a route as text ("ROUTE: ADDER") and goes there by `Command(goto=...)`, because so small
 a model makes no tool calls (a test records langgraph-supervisor itself). A specialist writes the two numbers that its
 tool needs; the tool is a LangChain tool, and its result becomes the value. After `MAX_ROUTES` routes the run ends
-with the current value, and so it does after a route that names no specialist.
+with the current value, and nobody is asked who is next; it ends so after a route that names no specialist, too.
 """
 
 from __future__ import annotations
@@ -75,9 +75,11 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The compiled graph, in which the supervisor and both specialists call `model`."""
 
     async def supervisor(state: TeamState) -> Command[str]:
+        if len(state.get("calls", [])) == MAX_ROUTES:  # one for each route
+            return Command(goto=END)
         prompt = _state_to_transcript(state) + "\nWho is next?"
         reply = await model.ainvoke(profile_to_messages(SUPERVISOR, SUPERVISOR_EXAMPLES, prompt))
-        route = reply_to_route(str(reply.text)) if len(state.get("routes", [])) < MAX_ROUTES else END
+        route = reply_to_route(str(reply.text))
         return Command(goto=route, update={"routes": [] if route == END else [route]})
 
     def specialist(name: str) -> Callable[..., Any]:

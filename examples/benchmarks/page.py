@@ -184,7 +184,7 @@ python -m examples.benchmarks.report           # this page
 the same command runs a real model; `--published` puts the published setting over the configurations, for a GPU:
 
 ```sh
-python -m examples.benchmarks.run --only at-grpo --level published --published --model models/Qwen3-1.7B --seeds 0,1,2
+python -m examples.benchmarks.run --only at-grpo --level published --published --model models/Qwen3-1.7B
 ```
 """
 

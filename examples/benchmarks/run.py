@@ -104,6 +104,8 @@ def finish_job(job: Job, collected: Job, game: str, level: str, model: str) -> B
     if result is None:
         collect_once(collected)
         result = run_job(job, collected.folder)
+    elif result.config_sha256 != text_sha256(job.text):  # ended between its two last files
+        raise StudyError(f"{job.folder.path} holds a run of another configuration: move it away, or choose a --folder")
     rounds = folder_to_rounds(job.folder, job.config.train.trainer.reward)
     run = result_to_run(result, rounds, game=game, level=level, model=model, setting_sha256=job_to_setting_sha256(job))
     write_run(job.folder.path, run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class TreeOptions(BaseModel):
@@ -23,3 +23,9 @@ class TreeOptions(BaseModel):
     go_on_from: Literal["all", "best"] = "all"
     """all: calls of whole runs, drawn without a look at the round itself. best: AT-GRPO's walk, from the first call of
     a run to the next call of whichever run beneath it earned most, and so on; its forks teach their own calls only."""
+
+    @model_validator(mode="after")
+    def _check_stored_runs_have_siblings(self) -> TreeOptions:
+        if self.stored_share and self.samples < 2:
+            raise ValueError("stored_share compares forks of a stored run with each other: samples must be 2 or more")
+        return self

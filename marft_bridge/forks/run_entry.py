@@ -36,6 +36,7 @@ from marft_bridge.replay.private_memory import PrivateMemory, memory_of_run, pri
 from marft_bridge.replay.recorded_run import RecordedCall, RecordedRun, load_recorded
 from marft_bridge.replay.replayed_run import ReplayOptions, replay_run, to_comparable_output
 from marft_bridge.replay.replayed_thread import ReplayedThread
+from marft_bridge.rollouts.langgraph_json import ServerStore
 from trace_store import conventions as c
 from trace_store.records import ONE_TOOL_OF, SpanRow
 
@@ -131,7 +132,7 @@ def _refuse_run(graph: Any, run: RecordedRun, options: ReplayOptions) -> None:
         raise _NoEntryError("it did not begin with a new input at the end of its thread")
     if episode.split != LIVE or episode.adapters:
         raise _NoEntryError("its nodes were answered by served models")
-    if run.had_store or vars(original).get("store") is not None:
+    if run.had_store or not isinstance(vars(original).get("store"), ServerStore | None):
         raise _NoEntryError("the app keeps a store of LangGraph's")
     if vars(original).get("cache") is not None:
         raise _NoEntryError("the app keeps a cache of LangGraph's")

@@ -36,6 +36,7 @@ from marft_bridge.replay.replayed_thread import (
     run_to_arguments,
     translate_interrupts,
 )
+from marft_bridge.rollouts.langgraph_json import ServerStore
 from trace_store import conventions as c
 from trace_store.records import SpanRow
 from trace_store.store import TraceStore
@@ -225,8 +226,8 @@ def _find_held_thread(
 
 
 def _holds_more(thread: ReplayedThread) -> bool:
-    """Whether graphs used something that the app keeps besides the thread itself."""
-    return len(thread.memory.held) > 1
+    """Whether graphs used something that the app keeps besides the thread itself; a run that had no store, no store."""
+    return sum(not isinstance(held, ServerStore) for held in thread.memory.held) > 1
 
 
 def _begins_where_thread_ends(graph: Any, run: RecordedRun, thread: ReplayedThread) -> bool:

@@ -70,12 +70,12 @@ def _choice_to_openai(choice: Any, tools: Any) -> Any:
         if kind is None and len(choice) == 1:
             ((kind, details),) = choice.items()
             name = details.get("name") if isinstance(details, dict) else None
-    if kind == "tool":
+    if isinstance(choice, str) and any(tool.get("function", {}).get("name") == choice for tool in tools):
+        return _named_choice(choice)
+    if kind == "tool" and isinstance(name, str):
         return _named_choice(name)
     if isinstance(kind, str) and kind in _CHOICES:
         return _CHOICES[kind]
-    if isinstance(choice, str) and any(tool.get("function", {}).get("name") == choice for tool in tools):
-        return _named_choice(choice)
     return choice
 
 
@@ -88,9 +88,9 @@ def response_format_to_openai(options: Mapping[str, Any]) -> dict[str, Any]:
     return _ollama_format_to_openai(_output_config_to_openai(_gemini_format_to_openai(options)))
 
 
-def _gemini_format_to_openai(given: Mapping[str, Any]) -> dict[str, Any]:
+def _gemini_format_to_openai(call_options: Mapping[str, Any]) -> dict[str, Any]:
     """Gemini: a schema, and the type of the answer."""
-    options = dict(given)
+    options = dict(call_options)
     schema = next((options[name] for name in _GEMINI_SCHEMAS if options.get(name) is not None), None)
     kind = options.get(_GEMINI_FORMAT)
     if isinstance(schema, Mapping) and kind in (None, "application/json"):
@@ -102,12 +102,15 @@ def _gemini_format_to_openai(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in (*_GEMINI_SCHEMAS, _GEMINI_FORMAT)}
 
 
-def _output_config_to_openai(given: Mapping[str, Any]) -> dict[str, Any]:
+def _output_config_to_openai(call_options: Mapping[str, Any]) -> dict[str, Any]:
     """Anthropic and Converse: a table with the format, each its own; the effort, which has a name at OpenAI."""
-    options = {name: value for name, value in given.items() if name not in _ANTHROPIC_FORMATS}
-    config = {name: value for name, value in (given.get("output_config") or {}).items() if value is not None}
-    if given.get("output_format") is not None:  # as older releases of langchain-anthropic call it
-        config.setdefault("format", given["output_format"])
+    options = {name: value for name, value in call_options.items() if name not in _ANTHROPIC_FORMATS}
+    table = call_options.get("output_config") or {}
+    if not isinstance(table, Mapping):  # stays as it is, and is refused by its name
+        return dict(call_options)
+    config = {name: value for name, value in table.items() if value is not None}
+    if call_options.get("output_format") is not None:  # as older releases of langchain-anthropic call it
+        config.setdefault("format", call_options["output_format"])
     for name, read_schema in (("format", _anthropic_schema), ("textFormat", _converse_schema)):
         if (schema := read_schema(config.get(name))) is not None:
             options["response_format"] = _schema_to_format(schema)
@@ -119,7 +122,8 @@ def _output_config_to_openai(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _anthropic_schema(text_format: Any) -> Mapping[str, Any] | None:
     is_schema = isinstance(text_format, Mapping) and text_format.get("type") == "json_schema"
-    return text_format["schema"] if is_schema else None
+    schema = text_format.get("schema") if is_schema else None
+    return schema if isinstance(schema, Mapping) else None
 
 
 def _converse_schema(text_format: Any) -> Mapping[str, Any] | None:
@@ -131,16 +135,16 @@ def _converse_schema(text_format: Any) -> Mapping[str, Any] | None:
     return schema if isinstance(schema, Mapping) else None
 
 
-def _ollama_format_to_openai(given: Mapping[str, Any]) -> dict[str, Any]:
+def _ollama_format_to_openai(call_options: Mapping[str, Any]) -> dict[str, Any]:
     """Ollama: a schema, or the word `json`."""
-    text_format = given.get(_OLLAMA_FORMAT)
-    options = {name: value for name, value in given.items() if name != _OLLAMA_FORMAT}
+    text_format = call_options.get(_OLLAMA_FORMAT)
+    options = {name: value for name, value in call_options.items() if name != _OLLAMA_FORMAT}
     if isinstance(text_format, Mapping) and text_format:
         options["response_format"] = _schema_to_format(text_format)
     elif text_format == "json":
         options["response_format"] = _JSON_OBJECT
     elif text_format:
-        return dict(given)
+        return dict(call_options)
     return options
 
 

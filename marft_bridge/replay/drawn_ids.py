@@ -26,14 +26,14 @@ class DrawnIds:
     """Which id of one recorded run is which of its replay. Safe for any number of threads.
 
     Args:
-        given: what the replay is given besides answers, with ids that stay as they are.
+        values: what the replay is given besides answers, with ids that stay as they are.
     """
 
-    def __init__(self, given: Any) -> None:
+    def __init__(self, values: Any) -> None:
         self._to_now: dict[str, str] = {}
         self._to_recorded: dict[str, str] = {}
         self._lock = threading.Lock()
-        self.note_given(given)
+        self.note_given(values)
 
     def note_given(self, value: Any) -> None:
         """Notes that the replay was given this, of the record: ids in it that are new stand for themselves."""
@@ -44,11 +44,11 @@ class DrawnIds:
 
     def fit(self, recorded: Any, now: Any) -> bool:
         """Whether the ids of a prompt stand for those of a recorded one that equals it by `number_ids`."""
-        pairs = zip(_find(recorded), _find(now), strict=True)
+        recorded_ids, ids_now = list(_find(recorded)), list(_find(now))
         with self._lock:
-            return all(
+            return len(recorded_ids) == len(ids_now) and all(
                 self._to_now.get(was, drawn) == drawn and self._to_recorded.get(drawn, was) == was
-                for was, drawn in pairs
+                for was, drawn in zip(recorded_ids, ids_now, strict=True)
             )
 
     def note_pair(self, recorded: Any, now: Any) -> None:
@@ -69,8 +69,13 @@ class DrawnIds:
         with self._lock:
             if all(was == drawn for was, drawn in self._to_now.items()):
                 return answer
-        calls = [{**call, "args": self.to_now(call["args"])} for call in answer.tool_calls]
-        return answer.model_copy(update={"content": self.to_now(answer.content), "tool_calls": calls})
+        content = self.to_now(answer.content)
+        calls, invalid_calls = (
+            [{**call, "args": self.to_now(call["args"])} for call in made]
+            for made in (answer.tool_calls, answer.invalid_tool_calls)
+        )
+        update = {"content": content, "tool_calls": calls, "invalid_tool_calls": invalid_calls}
+        return answer.model_copy(update=update)
 
 
 def number_ids(value: Any) -> Any:

@@ -32,16 +32,19 @@ class RunMoments:
             return {self.unify(key): self.unify(item) for key, item in value.items()}
         return value
 
-    def _to_moment(self, found: re.Match[str]) -> str:
+    def _to_moment(self, match: re.Match[str]) -> str:
         try:
-            moment = datetime.datetime.fromisoformat(found[0])
+            moment = datetime.datetime.fromisoformat(match[0])
         except ValueError:  # the 31st of February
-            return found[0]
+            return match[0]
         # A text without a zone is of the local clock or of UTC; one that is cut off means all of its second or minute.
         zones = [None, datetime.UTC] if moment.tzinfo is None else [moment.tzinfo]
-        length_s = 60.0 if found["second"] is None else 1.0 if found["fraction"] is None else 1e-3
+        length_s = 60.0 if match["second"] is None else 1.0 if match["fraction"] is None else 1e-3
         for zone in zones:
-            begin_s = moment.replace(tzinfo=zone).timestamp()
+            try:
+                begin_s = moment.replace(tzinfo=zone).timestamp()
+            except (ValueError, OverflowError, OSError):  # the year 1, in which no clock stands
+                continue
             if begin_s <= self._end_s and self._start_s < begin_s + length_s:
                 return MOMENT
-        return found[0]
+        return match[0]

@@ -85,8 +85,7 @@ DATED = "recorded before the record said how a run was started: it was run async
 GIVEN_UP = "the app did not wait for its answer, which the record does not have, and now it waits"
 LOST = "its input was given as JSON, where it had"
 _one_at_a_time = threading.Lock()
-# What a replay is given as the record has it, or what tools have given back that it is given.
-_GIVEN = (c.TASK, c.INPUT, c.RUN_CONFIG, c.TOOL_RESULT)
+_RECORDED_INPUTS = (c.TASK, c.INPUT, c.RUN_CONFIG)  # what a replay is given as the record has it
 _MESSAGE_FIELDS = ("type", "content", "name", "tool_calls", "tool_call_id", "role", "artifact", "status")
 
 
@@ -160,7 +159,8 @@ class _Replay:
         self.moments = RunMoments(run.root.start_ns, run.root.end_ns) if options.freeze_time else None
         # In a run that was stopped from outside nobody knows of such a call who stopped it: the replay ends there.
         self._endless_ids = frozenset(call.action_id for call in run.calls if call.has_no_end and not run.was_cut)
-        self._ids = DrawnIds([span.attributes.get(key) for span in run.spans for key in _GIVEN])
+        inputs = (*_RECORDED_INPUTS, *((c.TOOL_RESULT,) if options.tools == "recorded" else ()))
+        self._ids = DrawnIds([span.attributes.get(key) for span in run.spans for key in inputs])
         self.answers = RecordedAnswers(
             run.calls,
             run.trajectory.edges,
@@ -263,7 +263,8 @@ class _Replay:
             raise self._cut() if call.has_no_end else call.error.to_exception()
         assert call.answer is not None  # a call has one or the other
         answer = self._ids.answer_to_now(call.answer.model_copy(deep=True))
-        self._ids.note_given([answer.content, [tool_call["args"] for tool_call in answer.tool_calls]])
+        calls = [*answer.tool_calls, *answer.invalid_tool_calls]
+        self._ids.note_given([answer.content, [tool_call["args"] for tool_call in calls]])
         return answer
 
     # -- tools, see `recorded_tools.ToolSource` ------------------------------------------------------------------

@@ -36,7 +36,8 @@ def numbers_in(text: str, *, fractions: bool = False) -> list[str]:
     What has two points, such as 1.2.3, is a name and none of them.
     """
     pattern = _NUMBER_OR_FRACTION if fractions else _NUMBER
-    numbers = pattern.findall(_DOTTED.sub(" ", plain_minus(text)))
+    plain = _DOTTED.sub("_", plain_minus(text))  # no space, behind which a dash would be a sign
+    numbers = pattern.findall(plain)
     return [number.translate(_FILLING).removeprefix("+") for number in numbers]
 
 

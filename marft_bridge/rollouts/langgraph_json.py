@@ -68,6 +68,10 @@ def lists_graph(file: Path, graph: str, key: str) -> bool:
     return isinstance(graphs, Mapping) and graph in graphs
 
 
+class ServerStore(InMemoryStore):
+    """A store that nobody but a langgraph.json gave to a graph, which may have no use for it."""
+
+
 def open_listed_store(file: Path, key: str) -> BaseStore:
     """An empty store in memory, in the place of the one that LangGraph's server gives to the graphs of `file`.
 
@@ -79,13 +83,13 @@ def open_listed_store(file: Path, key: str) -> BaseStore:
     settings = _read(file, key).get("store")
     index = settings.get("index") if isinstance(settings, Mapping) else None
     if not isinstance(index, Mapping):
-        return InMemoryStore()
+        return ServerStore()
     try:
         embed = index.get("embed")
         module, colon, attribute = embed.rpartition(":") if isinstance(embed, str) else ("", "", "")
         if module.endswith(".py"):  # else a provider and its model, which LangGraph makes itself
             embed = load_name(f"{file.resolve().parent / module}{colon}{attribute}", key)
-        return InMemoryStore(index={**index, "embed": embed})  # type: ignore[arg-type]  # as the file has it
+        return ServerStore(index={**index, "embed": embed})  # type: ignore[arg-type]  # as the file has it
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise GraphError(f"{key}: the store.index of {str(file)!r} cannot be made: {reason}") from error

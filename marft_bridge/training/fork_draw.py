@@ -101,7 +101,7 @@ def draw_forks(
     return [choice for _, choice in sorted(timed)]
 
 
-def fill_wave(left: float, costs: Iterable[tuple[Item, int]], samples: int) -> list[tuple[Item, int]]:
+def fill_wave(left: float, costs: Iterable[tuple[Item, int]], samples: int, least: int = 1) -> list[tuple[Item, int]]:
     """The forks that are played next: calls in their order, each with how many forks it has.
 
     Half of the budget is given out, so that what forks really cost is known before the other half is; the first call is
@@ -111,12 +111,13 @@ def fill_wave(left: float, costs: Iterable[tuple[Item, int]], samples: int) -> l
         left: tokens of the round that are not spent yet.
         costs: calls, and what one fork of each should cost, at least 1 token.
         samples: forks of a call.
+        least: forks of a call that are worth playing.
     """
     wave: list[tuple[Item, int]] = []
     given_out = 0
     for item, tokens in costs:
         count = min(samples, math.floor((left - given_out) / tokens + 0.5))
-        if count < 1 or (wave and given_out + count * tokens > left / 2):
+        if count < least or (wave and given_out + count * tokens > left / 2):
             break
         wave.append((item, count))
         given_out += count * tokens

@@ -68,7 +68,7 @@ class KnownRounds:
         return {
             run.name: StoredRun(run.episode_id, weight)
             for run, weight in zip(runs, weights, strict=True)
-            if run.earned.task_id in self._tasks
+            if run.earned.task_id in self._tasks and run.nodes >= set(self._nodes)  # else it cannot be forked
         }
 
     def _rewards_up_to(self, store: TraceStore, last_known: int) -> list[TaskReward]:

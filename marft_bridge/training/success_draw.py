@@ -19,7 +19,8 @@ from trace_store.store import TraceStore
 # Episodes of this run's rounds, and the collected ones, which version 0 sampled. Episodes that failed, or have no
 # reward, are not drawn: nothing could be learned from them.
 _OLDER = """
-SELECT e.episode_id, e.task_id, CASE WHEN run_id = $4 THEN 0 ELSE round END, arg_max(r.value, r.created_ns)
+SELECT e.episode_id, e.task_id, CASE WHEN run_id = $4 THEN 0 ELSE round END, arg_max(r.value, r.created_ns),
+       json_keys(any_value(e.adapters))
 FROM episodes e JOIN rewards r USING (episode_id)
 WHERE (run_id = $1 AND $2 <= round AND round < $3 OR run_id = $4 AND split = 'train' AND $2 <= 0)
   AND outcome <> 'failed' AND fork_action IS NULL AND r.scope = 'episode' AND r.name = $5
@@ -37,6 +38,7 @@ class OlderRun:
 
     episode_id: str
     earned: TaskReward
+    nodes: frozenset[str]  # of which it says at which version they ran
     name: str  # round, task, and the number of the run among these: the same in another execution, other than the id
 
 
@@ -45,10 +47,10 @@ def older_runs(store: TraceStore, *, oldest: int, before: int, reward: str) -> l
     rows = store.sql(_OLDER, (TRAIN, oldest, before, COLLECT, reward))
     numbers = Counter[tuple[int, str]]()
     runs = []
-    for episode_id, task_id, number, value in rows:
+    for episode_id, task_id, number, value, nodes in rows:
         if math.isfinite(value):
             name = f"{number}/{task_id}/{numbers[number, task_id]}"
-            runs.append(OlderRun(episode_id, TaskReward(task_id, number, value), name))
+            runs.append(OlderRun(episode_id, TaskReward(task_id, number, value), nodes=frozenset(nodes), name=name))
             numbers[number, task_id] += 1
     return runs
 

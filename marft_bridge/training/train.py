@@ -480,7 +480,11 @@ class _Training:
         metrics["wasted_rollouts"] = wasted
         if self.options.trees is not None:
             metrics["trees"] = round_to_tree_metrics(
-                chains, forks, self.options.episodes_per_round, reward=self.options.trainer.reward
+                chains,
+                forks,
+                self.options.episodes_per_round,
+                reward=self.options.trainer.reward,
+                stored=self.options.trees.stored_share > 0,
             )
         if self.options.progress is not None:
             metrics["progress"] = progress

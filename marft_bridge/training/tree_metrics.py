@@ -12,13 +12,14 @@ from trace_store.records import Trajectory
 
 
 def round_to_tree_metrics(
-    chains: Sequence[Trajectory], forks: Sequence[Trajectory], episodes_per_round: int, reward: str
+    chains: Sequence[Trajectory], forks: Sequence[Trajectory], episodes_per_round: int, reward: str, *, stored: bool
 ) -> dict[str, Any]:
     """The figures; see docs/metrics.md.
 
     Args:
         chains: the round's whole runs, failed ones included.
         episodes_per_round: whole runs that the round would have had without forks.
+        stored: whether runs of before the round may be forked.
     """
     came_off = [fork for fork in forks if fork.episode.outcome != "failed"]
     own_ids = {each.episode.episode_id for each in (*chains, *forks)}
@@ -35,7 +36,7 @@ def round_to_tree_metrics(
         "forked_calls": len({episode_to_fork(fork.episode) for fork in came_off}),
         "forks": len(came_off),
         "failed_forks": len(forks) - len(came_off),
-        "stored_forks": len(stored_ids),
+        "stored_forks": len(stored_ids) if stored else None,
         "sampled_tokens": chain_tokens + sum(sampled_count(each.actions) for each in forks),
         "token_budget": round(episodes_per_round * chain_tokens / len(chains)) if chains else None,
         "fork_tokens_saved_share": sum(prompt_count(call) for call in calls if call.replayed_from is not None) / prompts
@@ -50,7 +51,7 @@ def tree_metrics_to_text(metrics: dict[str, Any], waves: Sequence[Wave]) -> str:
     calls = Counter(f"{fork.node}:{fork.call}" for wave in waves for fork in wave)
     places = ", ".join(f"{place} {count}" for place, count in sorted(calls.items()))
     share = metrics["undecided_tasks"]
-    stored = f", {metrics['stored_forks']} of them of stored runs" if metrics["stored_forks"] else ""
+    stored = "" if metrics["stored_forks"] is None else f", {metrics['stored_forks']} of them of stored runs"
     return (
         f"{metrics['forks']} forks of {metrics['forked_calls']} calls ({places or '-'}){stored}, "
         f"{metrics['failed_forks']} failed; {metrics['sampled_tokens']} of {metrics['token_budget'] or '-'} tokens; "

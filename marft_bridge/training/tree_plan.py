@@ -59,7 +59,7 @@ from trace_store.store import TraceStore
 # What the runs beneath each forked call of earlier rounds earned; a stored run, of another policy, is none of them.
 _SIBLINGS = """
 WITH earned AS (
-  SELECT e.episode_id, e.parent_episode, e.fork_action, arg_max(r.value, r.created_ns) AS value
+  SELECT e.episode_id, e.parent_episode, e.fork_action, e.round, arg_max(r.value, r.created_ns) AS value
   FROM episodes e JOIN rewards r USING (episode_id)
   WHERE e.run_id = $1 AND e.round <= $2 AND e.outcome <> 'failed' AND r.scope = 'episode' AND r.name = $3
   GROUP BY ALL HAVING isfinite(value)
@@ -71,8 +71,8 @@ WITH earned AS (
 )
 SELECT s.node, s.number, p.value, list(f.value ORDER BY f.value)
 FROM earned f JOIN spots s ON s.action_id = f.fork_action AND s.episode_id = f.parent_episode
-LEFT JOIN earned p ON p.episode_id = f.parent_episode
-GROUP BY f.parent_episode, f.fork_action, s.node, s.number, p.value ORDER BY ALL
+LEFT JOIN earned p ON p.episode_id = f.parent_episode AND p.round = f.round
+GROUP BY f.round, f.parent_episode, f.fork_action, s.node, s.number, p.value ORDER BY ALL
 """
 
 
@@ -176,7 +176,7 @@ class RoundForks:
 
     def _open_requests(self, planned: Sequence[PlannedFork]) -> list[EpisodeRequest]:
         """The forks, of those planned, that no finished episode answers; none of a run that is erased since."""
-        requests_of_forks = [(fork, known) for fork in planned if (known := self._known_requests(fork))]
+        requests_of_forks = [(fork, requests) for fork in planned if (requests := self._known_requests(fork))]
         # asked of the store once for all: it looks through all episodes of the run
         open_keys = {
             r.key for r in unfinished_requests(self._store, [r for _, of_fork in requests_of_forks for r in of_fork])
@@ -222,15 +222,17 @@ class RoundForks:
         stored_forks = [fork for fork in planned if fork.stored]
         if len(stored_forks) == len(planned) and self._options.stored_share:  # else their turn is over
             stored_left = min(left, self._options.stored_share * budget - self._spent(stored_forks))
-            if wave := self._fill_wave(stored_left, self._stored_calls(stored_forks)):
+            # forks of a stored run are compared with each other alone: two or none
+            if wave := self._fill_wave(stored_left, self._stored_calls(stored_forks), least=2):
                 return wave
         own_forks = [fork for fork in planned if not fork.stored]
         walks = self._options.go_on_from == "best"
         return self._fill_wave(left, self._walked_calls(own_forks) if walks else self._drawn_calls(own_forks))
 
-    def _fill_wave(self, left: float, calls: Iterable[_Call]) -> Wave:
+    def _fill_wave(self, left: float, calls: Iterable[_Call], least: int = 1) -> Wave:
         costs = ((fork, fork.tokens) for fork in self._forkable(calls))
-        return tuple(replace(fork, forks=count) for fork, count in fill_wave(left, costs, self._options.samples))
+        filled = fill_wave(left, costs, self._options.samples, least=least)
+        return tuple(replace(fork, forks=count) for fork, count in filled)
 
     def _fork_budget(self) -> float:
         """Tokens of the round that its whole runs left."""
@@ -266,21 +268,21 @@ class RoundForks:
 
         Which call is drawn by how undecided calls were; one before which there is none would be a whole run again.
         """
-        key, known = f"{self._rules.config.seed}/stored/{self._number}", self._known()
-        order = draw_order({name: run.weight for name, run in known.stored.items()}, key)
-        last = planned[-1].episode if planned else None
-        after = next((n for n, name in enumerate(order) if known.stored[name].episode_id == last), -1)
-        for name in order[after + 1 :]:
-            run = self._stored_run(known.stored[name].episode_id)
+        key, rounds = f"{self._rules.config.seed}/stored/{self._number}", self._known()
+        order = draw_order({name: run.weight for name, run in rounds.stored.items()}, key)
+        planned_ids = {fork.episode for fork in planned}
+        places = [n for n, name in enumerate(order) if rounds.stored[name].episode_id in planned_ids]
+        for name in order[max(places, default=-1) + 1 :]:
+            run = self._stored_run(rounds.stored[name].episode_id)
             if run is None or not self._is_learned_from(run):
                 continue
-            begun = min(action.started_ns for action in run.actions)
+            begun = min((action.started_ns for action in run.actions), default=0)
             spots = {
                 spot: action
                 for spot, action in actions_to_spots(run.actions, self._nodes).items()
                 if action.started_ns > begun
             }
-            weights = spots_to_weights(dict.fromkeys(spots, 1.0), known.siblings)
+            weights = spots_to_weights(dict.fromkeys(spots, 1.0), rounds.siblings)
             for spot in draw_spots(weights, f"{key}/{name}")[:1]:
                 choice = ForkChoice(run.episode.task_id, run.episode.sample, spot)
                 yield _Call(choice, run, spots[spot], blind=False, stored=True)
@@ -333,7 +335,8 @@ class RoundForks:
             try:
                 prefix = self._prefix(self._run(episode_id), call.action.action_id)
             except (BridgeError, StoreError) as error:
-                self._refusals[str(error).replace(episode_id, episode_id[:12]).removeprefix("fork: ")] += 1
+                if not call.stored:  # the round can do without stored runs
+                    self._refusals[str(error).replace(episode_id, episode_id[:12]).removeprefix("fork: ")] += 1
                 continue
             given_ids = {given.call.action_id for given in prefix.given}
             rest = [each for each in run.actions if each.action_id not in given_ids]
@@ -374,12 +377,13 @@ class RoundForks:
     @cached_property
     def _attempts(self) -> dict[Key, Trajectory]:
         """Of every request of the round that was played the attempt that counts."""
-        return {episode_to_key(each.episode): each for each in self._trajectories}
+        return {episode_to_key(attempt.episode): attempt for attempt in self._trajectories}
 
     @cached_property
     def _adapters(self) -> dict[str, int]:
         """The versions that play the round."""
-        return next(each.episode.adapters for each in self._trajectories if each.episode.fork_action is None)
+        whole_runs = (run for run in self._trajectories if run.episode.fork_action is None)
+        return next((run.episode.adapters for run in whole_runs), {})
 
     def _stored_run(self, episode_id: str) -> Trajectory | None:
         """A run of before the round; None where it is erased since."""

@@ -39,6 +39,7 @@ from marft_bridge.forks.fork_plan import text_to_call
 from marft_bridge.forks.given_tools import ToolChoice
 from marft_bridge.forks.run_entry import RunEntry, find_entry
 from marft_bridge.replay.replayed_run import ReplayOptions, replay_run, to_comparable_output
+from marft_bridge.rollouts.langgraph_json import ServerStore
 
 ran: Counter[str] = Counter()
 
@@ -332,6 +333,16 @@ def test_what_checkpoints_do_not_tell_all_of_is_replayed(reason: str, tmp_path: 
     lab = Lab(tmp_path, build)
     lab.turns("one")
     assert entry_of(lab, at) == reason
+
+
+def test_a_store_that_the_graph_has_only_for_being_listed_keeps_nothing_of_a_run(tmp_path: Path) -> None:
+    """As `open_graph` gives one to every graph of a langgraph.json."""
+    lab = Lab(tmp_path, chain)
+    lab.turns("one")
+    lab.graph.store = ServerStore()
+    assert isinstance(entry_of(lab, "d"), RunEntry)
+    lab.graph.store = InMemoryStore()
+    assert entry_of(lab, "d") == "the app keeps a store of LangGraph's"
 
 
 def cached_then(a: Any, saver: Any) -> Any:

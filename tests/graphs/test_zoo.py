@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.pages.zoo_page import (
+    INTRO,
     NOT_TRAINED,
     OWN_FOLDERS,
     PAGE,
@@ -86,6 +88,56 @@ def test_a_configuration_without_figures_is_listed_and_counted_as_not_trained(tm
     path.write_text(re.sub(r"(?m)^# Expected: .*", "# Expected: much", text), encoding="utf-8")
     with pytest.raises(ValueError, match="has no figures"):
         entries_to_page([config_to_entry(path)])
+
+
+def test_figures_of_a_graph_that_was_mended_since_are_marked_until_it_is_run_anew(tmp_path: Path) -> None:
+    path = tmp_path / "mended.toml"
+    path.write_text((ZOO / "compact.toml").read_text(encoding="utf-8"), encoding="utf-8")
+    assert "| [mended](#mended) \\* † | correct |" in entries_to_page([config_to_entry(path)])
+    write_expected(path, report_to_line(report_of_a_run(), 4.6))
+    page = entries_to_page([config_to_entry(path)])
+    assert "| [mended](#mended) | correct |" in page
+    assert "an earlier graph (" not in page
+
+
+def swapped(question: str) -> tuple[Any, ...]:
+    """The same for two questions that differ in the order of their first two numbers alone."""
+    numbers = re.findall(r"\d+", question)
+    return re.sub(r"\d+", "#", question), sorted(numbers[:2]), numbers[2:]
+
+
+def of_things(start: str, events: list[str]) -> tuple[Any, ...]:
+    """The same for two boxes that differ in the objects alone."""
+    return start, [event.split(" ", 1)[1] for event in events]
+
+
+@pytest.mark.parametrize(
+    ("names", "key", "near", "told"),
+    [
+        (
+            ("supervisor", "supervisor-partly-shared", "dr-mas", "comam"),
+            lambda task: swapped(task["question"]),
+            (17, 57),
+            "In supervisor, supervisor-partly-shared, dr-mas and comam 17 of the 57 that are held out",
+        ),
+        (("defer",), lambda task: swapped(task["question"]), (22, 33), "in defer 22 of the 33 sums that are"),
+        (
+            ("compact",),
+            lambda task: of_things(task["start"], task["events"]),
+            (14, 54),
+            "In compact 14 of 54 differ from a training task in the objects alone.",
+        ),
+    ],
+)
+def test_the_page_counts_the_held_out_tasks_that_are_near_training_tasks(
+    names: tuple[str, ...], key: Callable[[Any], tuple[Any, ...]], near: tuple[int, int], told: str
+) -> None:
+    for name in names:
+        app = load_app(toml_to_config(ZOO / f"{name}.toml"))
+        held_out = [task for task in app.heldout_tasks if task.get("known", True)]  # of defer, the sums
+        trained = [key(task) for task in app.train_tasks]
+        assert (sum(key(task) in trained for task in held_out), len(held_out)) == near
+    assert told in " ".join(INTRO.split())
 
 
 def test_the_page_names_the_estimator_and_the_order_of_updates_of_a_configuration() -> None:

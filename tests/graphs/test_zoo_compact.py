@@ -102,6 +102,11 @@ def test_the_states_of_a_task_follow_from_its_events() -> None:
         assert min(states) >= 1
 
 
+def test_no_two_tasks_begin_alike_and_see_the_same_events() -> None:
+    boxes = [(task["start"], *task["events"]) for task in compact.tasks()]
+    assert len(set(boxes)) == len(boxes) == compact.TASKS
+
+
 def by_chance(node: str, messages: list[dict[str, Any]], chance: random.Random) -> Answer:
     """A clerk that is short and right or long and wrong; a reporter that reads the last record, or none."""
     record, *event = str(messages[-1]["content"]).split("\n")

@@ -41,7 +41,7 @@ def run(recorder: Recorder, first: list[str], second: list[str]) -> tuple[dict[s
 
 
 def test_every_turn_depends_on_all_turns_before_it_and_a_side_sees_its_own_values_only(recorder: Recorder) -> None:
-    result, policy = run(recorder, ["take 2 1 2", "Accept."], ["take 1 1 0 please"])
+    result, policy = run(recorder, ["take 2 1 2", "Accept."], ["take 1 1 0 ."])
     assert [turn.claim for turn in result["turns"]] == [(2, 1, 2), (1, 1, 0), None]
     assert recorded_edges(recorder) == {
         "trigger": "first1>second second>first2",
@@ -94,6 +94,13 @@ def test_every_turn_depends_on_all_turns_before_it_and_a_side_sees_its_own_value
         (["take 1 1", "take 9999 1 1", "I take 1 1 1"], ["\x00", "take", "take1 1 1"], (-3, -3), {"legal": 0}),
         # Too many numbers, and what takes back what it says.
         (["take 1 1 1 9", "take 1 1 1.5", "take 0 0 3"], ["-", "-", "accept? no"], (-2, -3), {"legal": 1 / 6}),
+        (
+            ["take 1 1 1, 9 9", "take 1 1 1 or 2 2 2", "take 0 0 3"],
+            ["-", "-", "accept."],
+            (0.6 - 2, 0.7 - 2),
+            {"agreed": 1},
+        ),
+        (["take 1 1 1. 5", "take 1 1 1 no", "take 1 1 1-2"], ["-", "-", "-"], (-3, -3), {"legal": 0}),
         (["TAKE 0 0 3.\nI like balls."], ["Accept."], (0.6, 0.7), {"agreed": 1, "legal": 1}),
     ],
 )

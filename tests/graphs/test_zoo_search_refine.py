@@ -53,20 +53,20 @@ def test_the_actor_goes_on_from_what_the_cut_left(recorder: Recorder) -> None:
         recorder,
         BOSS,
         actor=[f"SEARCH: {PERSON.name} reports", bad, "no idea", good, BOSS["answer"]],
-        discriminator=["No!", "yes"],
+        discriminator=["No!"],
         trimmer=["Step 2 is bad."],
     )
     assert [step.query for step in result["steps"]] == [f"{PERSON.name} reports", f"{boss} lives"]
     # actor reads the steps, which retrieval and trimmer write; the discriminator the steps and the answer; the trimmer
     # both. After the trimmer wrote the steps anew, nothing reads what came before it.
     assert recorded_edges(recorder) == {
-        "trigger": "actor1>actor2 actor2>actor3 actor3>discriminator1 actor4>actor5 actor5>discriminator2"
-        " discriminator1>trimmer trimmer>actor4",
-        "data": "actor1>actor2 actor1>actor3 actor1>discriminator1 actor1>trimmer"
-        " actor2>actor3 actor2>discriminator1 actor2>trimmer"
-        " actor3>discriminator1 actor3>trimmer"
-        " actor4>actor5 actor4>discriminator2 actor5>discriminator2"
-        " trimmer>actor4 trimmer>actor5 trimmer>discriminator2",
+        "trigger": "actor1>actor2 actor2>actor3 actor3>discriminator actor4>actor5"
+        " discriminator>trimmer trimmer>actor4",
+        "data": "actor1>actor2 actor1>actor3 actor1>discriminator actor1>trimmer"
+        " actor2>actor3 actor2>discriminator actor2>trimmer"
+        " actor3>discriminator actor3>trimmer"
+        " actor4>actor5"
+        " trimmer>actor4 trimmer>actor5",
     }
     prompts = [call.prompt for call in policy.asked if call.node == "actor"]
     assert prompts[3] == prompts[1]  # as if the bad step had never been
@@ -79,11 +79,11 @@ def test_the_actor_goes_on_from_what_the_cut_left(recorder: Recorder) -> None:
     assert rewards["reward"] == pytest.approx((1 + 2 / 6) / 2)
 
 
-def test_there_is_one_cut_and_two_searches_at_most(recorder: Recorder) -> None:
+def test_there_are_one_cut_and_two_searches_at_most_and_no_verdict_after_the_last_cut(recorder: Recorder) -> None:
     again = "SEARCH: parrot"
-    result, policy = run(recorder, OWN, actor=[again] * 6, discriminator=["no"] * 2, trimmer=["1"])
+    result, policy = run(recorder, OWN, actor=[again] * 6, discriminator=["no"], trimmer=["1"])
     nodes = [call.node for call in policy.asked]
-    assert nodes == [*(["actor"] * 3), "discriminator", "trimmer", *(["actor"] * 3), "discriminator"]
+    assert nodes == [*(["actor"] * 3), "discriminator", "trimmer", *(["actor"] * 3)]
     assert (len(result["steps"]), result["answer"], result["accepted"]) == (2, again, False)
     assert search_refine.reward(OWN, result)["reward"] == 0.0
 

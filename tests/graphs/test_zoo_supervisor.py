@@ -71,12 +71,12 @@ def test_a_first_route_that_names_nobody_ends_the_run_without_a_value(recorder: 
     assert supervisor.reward(TWO_STEPS, result) == rewards
 
 
-def test_a_supervisor_that_never_ends_is_stopped_after_its_last_route(recorder: Recorder) -> None:
+def test_a_supervisor_that_never_ends_is_not_asked_after_its_last_route(recorder: Recorder) -> None:
     routes = supervisor.MAX_ROUTES
-    result = run(recorder, supervisor=["ADDER"] * (routes + 1), adder=["3 4", "none", "7 4"])
+    result = run(recorder, supervisor=["ADDER"] * routes, adder=["3 4", "none", "7 4"])
     assert result["calls"] == [("adder", (3, 4), 7), ("adder", None, None), ("adder", (7, 4), 11)]
     (trajectory,) = recorded_trajectories(recorder)
-    assert [action.node for action in trajectory.actions] == [*["supervisor", "adder"] * routes, "supervisor"]
+    assert [action.node for action in trajectory.actions] == ["supervisor", "adder"] * routes
     assert trajectory.episode.outcome == "terminated"
     # Begun rightly (0.2) with the right numbers (0.2), one call more than the two that are needed (-0.1).
     assert supervisor.reward(TWO_STEPS, result)["reward"] == pytest.approx(0.3)

@@ -145,6 +145,7 @@ def test_references_that_lead_somewhere_inside_are_accepted() -> None:
         ("1.2.3", 0.3, {}, 0),  # two points: no number, nor a part of one
         ("1.2.3", 3, {}, 0),
         ("7 by version 10.20.30", 7, {}, 1),
+        ("v2.0.1-3", -3, {}, 0),  # a dash behind it is no sign
         ("7 at 127.0.0.1.", 7, {}, 1),
         ("1,234.5.6 and 8", 8, {}, 1),
         ("so it is 1.5.", 1.5, {}, 1),

@@ -89,6 +89,11 @@ class Play:
         with self.rig.store() as store:
             return RoundForks(self.rules, store, self.plan, known=lambda: self.known, number=1).next_wave(played)
 
+    def requests_of(self, fork: PlannedFork) -> list[EpisodeRequest]:
+        """Of a planned fork, as they are played."""
+        with self.rig.store() as store:
+            return RoundForks(self.rules, store, self.plan, known=lambda: self.known, number=1)._to_requests(fork)
+
     def stored_keys(self) -> set[Any]:
         with self.rig.store() as store:
             return {(e.task_id, e.sample, None, 1, None) for e in store.episodes(run_id="run")}
@@ -363,11 +368,12 @@ def test_a_part_of_the_forks_goes_on_from_stored_runs_before_those_of_the_round(
     play.go_on()
     order = [f"{fork.stored:d}" for wave in play.waves() for fork in wave]
     assert order == sorted(order, reverse=True)
-    # 44 tokens are for forks and 22 of them for stored runs: 6 of 22, 6 of 16, 6 of 10, and 3 of the last 4
-    assert [(f.node, f.forks, f.tokens) for f in play.parents()] == [("actor", n, 3) for n in (2, 2, 2, 1)]
-    assert {fork.episode for fork in play.parents()} == set(play.collected)
+    # 44 tokens are for forks and 22 of them for stored runs: 6 of 22, 6 of 16, 6 of 10; of the last 4 not two forks
+    assert [(f.node, f.forks, f.tokens) for f in play.parents()] == [("actor", 2, 3)] * 3
+    assert len({fork.episode for fork in play.parents()}) == 3
+    assert {fork.episode for fork in play.parents()} < set(play.collected)
     stored = [each for each in play.forks() if each.episode.parent_episode in play.collected]
-    assert len(stored) == 7
+    assert len(stored) == 6
     for each in stored:
         assert each.episode.adapters == COMMON["adapters"]  # of the round, not of the run that it goes on from
         assert (each.episode.run_id, each.episode.round, each.episode.tags) == ("run", 1, {})
@@ -429,6 +435,23 @@ def test_stored_runs_of_one_call_or_that_cannot_be_forked_leave_their_part_to_th
     assert play.forks()
 
 
+def test_a_stored_run_without_a_call_is_passed_over_and_one_that_is_erased_is_not_begun_again(tmp_path: Path) -> None:
+    play = Begun(tmp_path, config(samples=2, stored_share=0.5))
+    silent = replace(play.known.stored["t4"], weight=1e9)  # drawn first
+    play.known = replace(play.known, stored={**play.known.stored, "t4": silent})
+    with play.rig.store() as store:
+        store.sql("DELETE FROM edges WHERE episode_id = ?", (silent.episode_id,))
+        store.sql("DELETE FROM actions WHERE episode_id = ?", (silent.episode_id,))
+    play.go_on(2)
+    begun = play.parents()[-1].episode
+    assert silent.episode_id not in {fork.episode for fork in play.parents()}
+    gone = next(name for name, run in play.known.stored.items() if run.episode_id == begun)
+    play.known = replace(play.known, stored={n: run for n, run in play.known.stored.items() if n != gone})
+    play.go_on()
+    assert max(Counter(fork.episode for fork in play.parents()).values()) == 1
+    assert [fork for wave in play.waves() for fork in wave if not fork.stored]
+
+
 # -- what is known ------------------------------------------------------------------------------------------------
 
 
@@ -466,6 +489,15 @@ def test_siblings_of_earlier_rounds_are_the_run_and_its_forks(tmp_path: Path) ->
     with play.rig.store() as store:
         assert Counter(siblings_of_rounds(store, "run", 1, "reward")) == expected
         assert siblings_of_rounds(store, "run", 0, "reward") == []
+    # of a fork in a later round neither its run nor what was forked there before is a sibling
+    first = next(fork for wave in play.waves() for fork in wave)
+    later = [replace(request, round=2) for request in play.requests_of(first)]
+    play.rig.run(later)
+    with play.rig.store() as store:
+        of_rounds = Counter(siblings_of_rounds(store, "run", 2, "reward"))
+        assert (of_rounds - expected).total() == 1
+        ((group, _),) = (of_rounds - expected).items()
+        assert len(group.values) == len(later)
     assert expected
 
 
@@ -478,13 +510,15 @@ def test_the_figures_of_a_round_by_hand() -> None:
     fork = fork_toys.fork("c", parent, 1, [("y", 4), ("x", 5)], 0.0)
     failed = fork_toys.fork("d", parent, 2, [("x", 5)], 0.0)
     failed = replace(failed, episode=replace(failed.episode, outcome="failed"))
-    metrics = round_to_tree_metrics([parent, other], [fork, failed], episodes_per_round=4, reward="reward")
+    metrics = round_to_tree_metrics(
+        [parent, other], [fork, failed], episodes_per_round=4, reward="reward", stored=False
+    )
     # prompts have 1, 2, 3 tokens, one more than the calls before: of 1 + 2 + 3 of the fork the first is given again
     assert metrics == {
         "forked_calls": 1,
         "forks": 1,
         "failed_forks": 1,
-        "stored_forks": 0,
+        "stored_forks": None,
         "sampled_tokens": 4 + 2 + 1,
         "token_budget": 8,
         "fork_tokens_saved_share": pytest.approx(1 / 6),
@@ -494,7 +528,7 @@ def test_the_figures_of_a_round_by_hand() -> None:
     assert tree_metrics_to_text(metrics, [wave]) == (
         "1 forks of 1 calls (y:1 1), 1 failed; 7 of 8 tokens; 50% of the tasks undecided"
     )
-    assert round_to_tree_metrics([], [], 4, "reward")["fork_tokens_saved_share"] is None
-    stored = round_to_tree_metrics([other], [fork], episodes_per_round=4, reward="reward")
+    assert round_to_tree_metrics([], [], 4, "reward", stored=False)["fork_tokens_saved_share"] is None
+    stored = round_to_tree_metrics([other], [fork], episodes_per_round=4, reward="reward", stored=True)
     assert (stored["stored_forks"], stored["undecided_tasks"]) == (1, 0.0)  # its run is none of the round
     assert "1 forks of 1 calls (y:1 1), 1 of them of stored runs, 0 failed" in tree_metrics_to_text(stored, [wave])

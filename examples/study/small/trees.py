@@ -132,12 +132,12 @@ class Forks:
         runs = {(each.episode.task_id, each.episode.sample): each for each in chains}
         points = self._points(order, runs)
         forks: list[Trajectory] = []
-        for waiting, budget, blind in (
-            (list(self._stored_points(number)), self._stored_share * left, False),
-            (list(points), left, True),
+        for waiting, budget, blind, least in (
+            (list(self._stored_points(number)), self._stored_share * left, False, 2),
+            (list(points), left, True, 1),
         ):
             spent = sum(sampled_count(each.actions) for each in forks)
-            while wave := fill_wave(budget - spent, ((point, _cost(*point)) for point in waiting), FORKS):
+            while wave := fill_wave(budget - spent, ((point, _cost(*point)) for point in waiting), FORKS, least=least):
                 waiting = waiting[len(wave) :]
                 forks += self._fork(wave, number, begun=len(forks), blind=blind)
                 spent = sum(sampled_count(each.actions) for each in forks)
