@@ -129,7 +129,7 @@ def test_a_command_goes_on_after_losses_with_an_update_in_between_as_often_as_ne
 
 def test_losses_without_an_update_in_between_end_the_command() -> None:
     runs = Runs((1, LOST), *[(0, LOST)] * MAX_LOSSES)
-    with pytest.raises(TrainError, match=r"^learner 1 of 2 .*, the 4th loss without an update .* --resume` goes on"):
+    with pytest.raises(TrainError, match=r"^learner 1 of 2 .*, the 4th loss without an update .* --resume goes on"):
         runs.go_on()
     assert len(runs.lines) == MAX_LOSSES
 
