@@ -100,7 +100,8 @@ def _setting(config: BridgeConfig) -> str:
   advantage at full weight; every episode counts the same; no KL or entropy term. The rate, the steps and the offline
   phase are those that `examples/math_duo` had, fixed before the first run and not tuned for any condition.
 - The trained reward is 1 for the right number at the end, 0.1 where it only occurs; `{config.compare.metric}` on
-  {config.compare.tasks} held-out tasks is 1 or 0. Held-out tasks are run once before and once after the last round.
+  {config.compare.tasks} held-out tasks is 1 or 0. Held-out tasks are run once before training and once after
+  it: by the last version in the runs below; a run of today takes the one that training names best.
 """
 
 

@@ -132,6 +132,11 @@ def test_a_condition_is_accepted_and_all_have_as_many_rounds_of_as_many_tokens(g
     assert (job.config.name, job.config.seed) == (f"{game} {condition}", 7)
     assert job.config.train.rounds == shared.train.rounds
     assert job.config.train.episodes_per_round == shared.train.episodes_per_round
+    assert job.config.train.samples_per_task == shared.train.samples_per_task
+    # With forks, half of the tokens go to half as many whole runs, of half as many tasks.
+    has_forks = condition in ("trees", "at-grpo")
+    assert job.config.train.chains_per_round == (32 if has_forks else 64)
+    assert job.config.train.trees is None or job.config.train.trees.share == 0.5
     assert job.config.collect == shared.collect
     assert BridgeConfig.model_validate(tomllib.loads(job.text)) == job.config  # what the commands will read
 

@@ -211,11 +211,14 @@ def test_the_same_seed_gives_the_same_task_and_no_two_tasks_are_the_same(module:
 
 
 @each_game
-def test_tasks_of_other_seeds_share_nothing_with_those_that_are_trained_on(module: ModuleType) -> None:
-    level = module.LEVELS[-1]
-    first = {content_of(module, task) for task in module.level_to_tasks(level, range(60))}
-    others = {content_of(module, task) for task in module.level_to_tasks(level, range(1000, 1060))}
-    assert first.isdisjoint(others)
+def test_tasks_of_other_seeds_share_nothing_with_those_that_are_trained_on_from_the_middle_level_on(
+    module: ModuleType,
+) -> None:
+    """Below there are too few for that: who needs others leaves out what is known."""
+    for level in module.LEVELS[2:]:
+        first = {content_of(module, task) for task in module.level_to_tasks(level, range(60))}
+        others = {content_of(module, task) for task in module.level_to_tasks(level, range(1000, 1060))}
+        assert first.isdisjoint(others)
 
 
 @each_game
@@ -271,6 +274,7 @@ def test_the_answer_is_the_first_line_or_what_is_marked_as_one(text: str, answer
         ("I don't know, U?", "U"),
         ("R0", ""),
         ("R12", ""),
+        ("R999999999", ""),
         ("r r", ""),
         ("", ""),
     ],

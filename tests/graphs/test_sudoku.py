@@ -122,6 +122,41 @@ def test_a_cell_is_paid_for_once_however_often_it_is_written() -> None:
     assert sudoku.play(first.position, "r1c1=1").reward == pytest.approx(-0.01)  # of a later turn, too
 
 
+def earnings(grid: list[list[int]], detours: bool) -> float:
+    """The most that a way to fill the grid earns, entry by entry, of all ways; with `detours` also by replacing.
+
+    A way has as many attempts as entries; a detour is one more, whenever it is made.
+    """
+    empty = [(r, c) for r in range(4) for c in range(4) if not grid[r][c]]
+    best = {(tuple(map(tuple, grid)), False): 0.0}
+    waiting, end = list(best), float("-inf")
+    while waiting:
+        now, mended = state = waiting.pop(0)
+        filled = sum(bool(now[r][c]) for r, c in empty)
+        position = position_of([list(row) for row in now], grid, attempts=filled + mended)
+        for (r, c), digit in itertools.product(empty, range(1, 5)):
+            if now[r][c] and not detours:
+                continue
+            played = sudoku.play(position, f"r{r + 1}c{c + 1}={digit}")
+            earned = best[state] + played.reward
+            assert earned < len(empty) + 3, "an entry pays again and again"
+            if played.solved:
+                end = max(end, earned)
+            elif not played.bad_moves:
+                following = (tuple(map(tuple, played.position["grid"])), mended or bool(now[r][c]))
+                if earned > best.get(following, float("-inf")) + 1e-9:
+                    best[following] = earned
+                    waiting.append(following)
+    assert max(best.values()) < end  # nor does it pay to leave the puzzle unsolved
+    return end
+
+
+@pytest.mark.parametrize("level", [sudoku.FIRST, sudoku.EASY, sudoku.MIDDLE], ids=lambda level: level.name)
+def test_no_way_of_replacing_entries_earns_more_than_the_best_way_to_solve(level: sudoku.Level) -> None:
+    for task in sudoku.level_to_tasks(level, range(12)):
+        assert earnings(task["grid"], detours=True) == pytest.approx(earnings(task["grid"], detours=False))
+
+
 def test_the_fast_end_counts_every_entry_and_every_turn() -> None:
     puzzle = position_of(without((0, 0), (3, 3)))
     fast = sudoku.play(puzzle, "r1c1=1 r4c4=1")
