@@ -106,7 +106,7 @@ def test_a_learner_that_dies_in_an_update_is_one_line_and_the_run_goes_on_from_i
         with monkeypatch.context() as patch:
             patch.setattr(AdapterLearner, "step", step_or_kill)
             with pytest.raises(
-                TrainError, match=r"^learner 1 of 2 ended with exit code 137; .* --resume` goes on"
+                TrainError, match=r"^learner 1 of 2 ended with exit code 137; .* --resume goes on"
             ) as said:
                 killed.train(without_signal=True, learners=2, **OPTIONS)
         assert "\n" not in str(said.value)
@@ -143,7 +143,7 @@ def test_a_base_that_is_dealt_out_learns_the_bits_of_a_whole_one_and_a_learner_l
 
         with monkeypatch.context() as patch:
             patch.setattr(model, "hidden_at", hidden_or_kill)
-            with pytest.raises(TrainError, match=r"^learner 1 of 2 ended with exit code 137; .* --resume` goes on"):
+            with pytest.raises(TrainError, match=r"^learner 1 of 2 ended with exit code 137; .* --resume goes on"):
                 killed.train(without_signal=True, learners=2, **sharded(OPTIONS))
         assert learner_pids() == []
         with mock.patch.object(Calls, "send", autospec=True, side_effect=Calls.send) as send:
