@@ -95,12 +95,14 @@ class OpenTrace:
     interrupted: bool = False  # a node called interrupt()
     loop: Any = None  # LangGraph's, of the outermost graph
     apart_numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))  # see `start_graph_apart`
+    apart_savers: dict[int, Any] = field(default_factory=dict)  # held: no later one has the id of one that is gone
 
     def forget_all(self) -> None:
         """Forgets what is of no use when the run has ended: work that a node has left behind may hold on to it."""
         self.ledger, self.answers, self.loop = WriteLedger(), AnswerIndex(), None
         for mapping in (self.tasks, self.routers, self.recent_tasks, self.offered_tools):
             mapping.clear()
+        self.apart_savers.clear()
 
     @property
     def was_interrupted(self) -> bool:
@@ -129,6 +131,7 @@ class OpenTrace:
         """
         ns = graph_run_apart(task_ns, next(self.apart_numbers))
         if loop.checkpointer is not None:
+            self.apart_savers[id(loop.checkpointer)] = loop.checkpointer
             thread_id = loop.config["configurable"].get("thread_id")
             self.ledger.continue_graph(ns, kept_as=f"{id(loop.checkpointer)}/{thread_id}")
         return ns
