@@ -241,10 +241,10 @@ where the shorter of the two curves ends; its difference to `{BASELINE}` is take
 interval.
 
 {_programs(runs)}Five seeds, 10 to 14, were planned for the small model and three for a real one; where fewer stand in a
-row the others were not run yet. A run plays all of its twelve rounds, whether they still pay or not (`stop_early =
-false`), and *after* is the version that training named as its best. Rounds and seeds were fixed before these runs. An
-earlier small model, which had read noisy transcripts alone, learned nothing of Plan-Path in six rounds, on seeds 0, 3
-and 12; those figures are no part of this table.
+row the others were not run yet. A run plays all of its twelve rounds, whether they still pay or not
+(`stop_early = false`), and *after* is the version that training named as its best. Rounds and seeds were fixed before
+these runs. An earlier small model, which had read noisy transcripts alone, learned nothing of Plan-Path in six rounds,
+on seeds 0, 3 and 12; those figures are no part of this table.
 
 {ways}
 """
