@@ -15,6 +15,8 @@ from marft_bridge.statistics import MeanInterval, mean_interval
 
 NOT_RUN = "not run yet"
 NONE = "–"
+MIN_SEEDS = 3
+"""From which on a mean has an interval: of two seeds that agree by chance it has no width."""
 
 TITLES = {
     "plan_path": "Plan-Path",
@@ -237,8 +239,8 @@ def _ours(runs: Sequence[BenchmarkRun]) -> str:
 
 Shares of held-out tasks that were solved, means over seeds; the difference is after less before, seed by seed, with its
 95 % t interval over seeds. The area is that under the share solved in training, over the tokens sampled so far, up to
-where the shorter of the two curves ends; its difference to `{BASELINE}` is taken seed by seed. One seed has no
-interval.
+where the shorter of the two curves ends; its difference to `{BASELINE}` is taken seed by seed. Fewer than
+three seeds have no interval.
 
 {_programs(runs)}Five seeds, 10 to 14, were planned for the small model and three for a real one; where fewer stand in a
 row the others were not run yet. A run plays all of its twelve rounds, whether they still pay or not
@@ -268,14 +270,15 @@ def _setting_to_rows(names: tuple[str, str, str], by_condition: Runs) -> list[tu
             for field in ("before", "after")
         )
         differences = [] if condition == BASELINE else area_differences(by_condition, condition, BASELINE)
-        area = _interval(mean_interval(differences)) if differences else NONE
-        figures = (str(len(by_seed)), f"{before:.3f}", f"{after:.3f}", _interval(learned(by_seed)), area)
+        area = _interval(mean_interval(differences), len(differences)) if differences else NONE
+        difference = _interval(learned(by_seed), len(by_seed))
+        figures = (str(len(by_seed)), f"{before:.3f}", f"{after:.3f}", difference, area)
         rows.append((*names, f"`{condition}`", *figures))
     return rows
 
 
-def _interval(interval: MeanInterval) -> str:
-    if interval.low is None or interval.high is None:
+def _interval(interval: MeanInterval, seeds: int) -> str:
+    if seeds < MIN_SEEDS or interval.low is None or interval.high is None:
         return f"{interval.mean:+.3f}"
     return f"{interval.mean:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
 

@@ -266,6 +266,8 @@ def test_what_was_not_run_is_said_to_be_and_what_was_has_its_interval() -> None:
     assert "| Sudoku 4x4 | first | small | `chains` | 3 | 0.250 | 0.600 | +0.350 (+0.102 to +0.598) | – |" in page
     assert f"| Sudoku 4x4 | first | small | `at-grpo` | {NOT_RUN} |" in page
     assert f"| Plan-Path | {NOT_RUN} |" in page
+    two = runs_to_page([benchmark_run("chains", seed, [0.2, 0.4]) for seed in (0, 1)])
+    assert "| `chains` | 2 | 0.250 | 0.500 | +0.250 | – |" in two  # which agree, and would have one without a width
     one = runs_to_page([benchmark_run("chains", 0, [0.2, 0.4]), benchmark_run("at-grpo", 0, [0.4, 0.8])])
     assert "| `at-grpo` | 1 | 0.250 | 0.500 | +0.250 | +0.300 |" in one
 
