@@ -74,7 +74,7 @@ def test_every_figure_that_heads_a_row_is_returned(lines: dict[str, Any]) -> Non
 
 
 def test_every_figure_about_trees_is_explained() -> None:
-    assert set(round_to_tree_metrics([], [], 4, "reward")) <= EXPLAINED
+    assert set(round_to_tree_metrics([], [], 4, "reward", stored=True)) <= EXPLAINED
 
 
 def test_every_field_of_the_forecast_is_explained() -> None:
