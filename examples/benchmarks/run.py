@@ -26,8 +26,18 @@ from pydantic import ValidationError
 
 from examples.benchmarks.conditions import CONDITIONS
 from examples.benchmarks.results import BenchmarkRun, folder_to_rounds, read_run, result_to_run, write_run
-from examples.study.results import read_result, text_sha256
-from examples.study.run import COLLECTED, Job, StudyError, collect_once, dict_to_toml, run_each, run_job
+from examples.study.results import text_sha256
+from examples.study.run import (
+    COLLECTED,
+    Job,
+    StudyError,
+    collect_once,
+    dict_to_toml,
+    finished_result,
+    refuse_other_configuration,
+    run_each,
+    run_job,
+)
 from marft_bridge.config.bridge import BridgeConfig, set_dotted
 from marft_bridge.runs.run_folder import RunFolder
 
@@ -100,12 +110,10 @@ def finish_job(job: Job, collected: Job, game: str, level: str, model: str) -> B
     Raises:
         StudyError: a command failed, or a folder belongs to another configuration.
     """
-    result = read_result(job.folder.path)
+    result = finished_result(job)  # there where an earlier command ended between its two last files
     if result is None:
         collect_once(collected)
         result = run_job(job, collected.folder)
-    elif result.config_sha256 != text_sha256(job.text):  # ended between its two last files
-        raise StudyError(f"{job.folder.path} holds a run of another configuration: move it away, or choose a --folder")
     rounds = folder_to_rounds(job.folder, job.config.train.trainer.reward)
     run = result_to_run(result, rounds, game=game, level=level, model=model, setting_sha256=job_to_setting_sha256(job))
     write_run(job.folder.path, run)
@@ -119,8 +127,8 @@ def finished_run(job: Job) -> BenchmarkRun | None:
         StudyError: its folder holds a run of another configuration.
     """
     run = read_run(job.folder.path)
-    if run is not None and run.config_sha256 != text_sha256(job.text):
-        raise StudyError(f"{job.folder.path} holds a run of another configuration: move it away, or choose a --folder")
+    if run is not None:
+        refuse_other_configuration(job, run.config_sha256)
     return run
 
 

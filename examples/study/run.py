@@ -229,11 +229,22 @@ def _print_plan(jobs: Sequence[Job], collecting: Sequence[Job], results: Sequenc
     print(f"{len(jobs)} runs, {results.count(None)} left: about {total / 60:.0f} min, by {basis}")
 
 
-def _finished(job: Job) -> Result | None:
+def finished_result(job: Job) -> Result | None:
+    """The result of a job that is done; None of one that is not.
+
+    Raises:
+        StudyError: its folder holds a run of another configuration.
+    """
     result = read_result(job.folder.path)
-    if result is not None and result.config_sha256 != text_sha256(job.text):
-        raise StudyError(f"{job.folder.path} holds a run of another configuration: move it away, or choose a --folder")
+    if result is not None:
+        refuse_other_configuration(job, result.config_sha256)
     return result
+
+
+def refuse_other_configuration(job: Job, config_sha256: str) -> None:
+    """Raises StudyError where a job's folder holds what another configuration made."""
+    if config_sha256 != text_sha256(job.text):
+        raise StudyError(f"{job.folder.path} holds a run of another configuration: move it away, or choose a --folder")
 
 
 def _line(result: Result) -> str:
@@ -279,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # By seed first: an incomplete study then holds whole comparisons.
         jobs = [options_to_job(base, given.folder, name, seed) for seed in given.seeds for name in given.only]
         collecting = {seed: options_to_job(base, given.folder, COLLECTED, seed) for seed in given.seeds}
-        results = [_finished(job) for job in jobs]
+        results = [finished_result(job) for job in jobs]
         if given.dry_run:
             _print_plan(jobs, list(collecting.values()), results)
             return 0

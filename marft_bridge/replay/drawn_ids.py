@@ -13,6 +13,8 @@ from typing import Any
 
 from langchain_core.messages import AIMessage
 
+from marft_bridge.replay.json_texts import map_texts
+
 # UUIDs, also without their hyphens, and addresses of objects. Other texts of 32 digits (a digest) and other numbers (a
 # colour) are the app's.
 _DRAWN = re.compile(
@@ -85,13 +87,7 @@ def number_ids(value: Any) -> Any:
 
 
 def _map_ids(value: Any, to_id: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return _DRAWN.sub(lambda drawn: to_id(drawn.group()), value)
-    if isinstance(value, list):
-        return [_map_ids(item, to_id) for item in value]
-    if isinstance(value, dict):
-        return {_map_ids(key, to_id): _map_ids(item, to_id) for key, item in value.items()}
-    return value
+    return map_texts(value, lambda text: _DRAWN.sub(lambda drawn: to_id(drawn.group()), text))
 
 
 def _find(value: Any) -> Iterator[str]:

@@ -10,6 +10,8 @@ import datetime
 import re
 from typing import Any
 
+from marft_bridge.replay.json_texts import map_texts
+
 MOMENT = "[a moment of the run]"
 _DATE_AND_TIME = re.compile(
     r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?P<second>:\d\d(?P<fraction>\.\d{1,9})?)?(?:Z\b|[+-]\d\d:?\d\d\b)?"
@@ -24,13 +26,7 @@ class RunMoments:
 
     def unify(self, value: Any) -> Any:
         """Texts, and the texts in lists and dicts, with `MOMENT` for each of the run's moments."""
-        if isinstance(value, str):
-            return _DATE_AND_TIME.sub(self._to_moment, value)
-        if isinstance(value, list):
-            return [self.unify(item) for item in value]
-        if isinstance(value, dict):
-            return {self.unify(key): self.unify(item) for key, item in value.items()}
-        return value
+        return map_texts(value, lambda text: _DATE_AND_TIME.sub(self._to_moment, text))
 
     def _to_moment(self, match: re.Match[str]) -> str:
         try:

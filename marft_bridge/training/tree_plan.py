@@ -3,9 +3,9 @@
 A round has as many sampled tokens as `train.episodes_per_round` whole runs would have, by the mean of those that it
 played. A wave takes what should cost half of what is left of them, in the order of `fork_draw`, and the last ones a
 single call, so that the round ends within about half a fork of its budget. Forks of stored runs come first, as far as
-`stored_share` goes; then those of the round's own. Invariants: what is forked follows from the
-seed, earlier rounds and the runs of this one, so that a round that was stopped anywhere goes on as it would have; what
-is written down is played, and nothing else.
+`stored_share` goes; then those of the round's own. Invariants: what is forked follows from the seed, earlier rounds and
+the runs of this one, so that a round that was stopped anywhere goes on as it would have; what is written down is
+played, and nothing else.
 """
 
 from __future__ import annotations
