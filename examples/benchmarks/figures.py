@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from examples.benchmarks.results import BenchmarkRun
+from examples.benchmarks.results import BenchmarkRound, BenchmarkRun
 from marft_bridge.statistics import MeanInterval, mean_interval
 
 Setting = tuple[str, str, str]
@@ -70,6 +70,35 @@ def area_at(run: BenchmarkRun, budget: int) -> float | None:
     x = np.append(tokens[inside], budget)
     y = np.append(shares[inside], np.interp(budget, tokens, shares))
     return float(np.trapezoid(y, x) / budget)
+
+
+def calls_of_a_run(runs: Mapping[int, BenchmarkRun]) -> float | None:
+    """Mean number of calls of a whole run in training, over rounds and seeds; None where there was none."""
+    return _mean(each.calls for each in _training_rounds(runs))
+
+
+def repeated_share(runs: Mapping[int, BenchmarkRun]) -> float | None:
+    """Of the tokens of all answers in training, those that were given again to a fork and not sampled."""
+    rounds = [each for each in _training_rounds(runs) if each.repeated_tokens is not None]
+    repeated = sum(each.repeated_tokens or 0 for each in rounds)
+    total = repeated + sum(each.sampled_tokens or 0 for each in rounds)
+    return repeated / total if total else None
+
+
+def teaching_calls(runs: Mapping[int, BenchmarkRun]) -> float | None:
+    """Calls with an advantage, of a thousand sampled tokens, in training; None where advantages were not kept."""
+    rounds = [each for each in _training_rounds(runs) if each.teaching_calls is not None and each.sampled_tokens]
+    tokens = sum(each.sampled_tokens or 0 for each in rounds)
+    return 1000 * sum(each.teaching_calls or 0 for each in rounds) / tokens if tokens else None
+
+
+def _training_rounds(runs: Mapping[int, BenchmarkRun]) -> list[BenchmarkRound]:
+    return [each for run in runs.values() for each in run.rounds[1:]]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def area_differences(runs: Runs, condition: str, baseline: str) -> list[float]:

@@ -6,15 +6,25 @@ of ours in it but through the runs, and none of others without its source.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from examples.benchmarks.conditions import BASELINE, CONDITIONS
-from examples.benchmarks.figures import Runs, area_differences, learned, runs_by_setting
+from examples.benchmarks.figures import (
+    Runs,
+    Setting,
+    area_differences,
+    calls_of_a_run,
+    learned,
+    repeated_share,
+    runs_by_setting,
+    teaching_calls,
+)
 from examples.benchmarks.results import BenchmarkRun
 from marft_bridge.statistics import MeanInterval, mean_interval
 
 NOT_RUN = "not run yet"
 NONE = "–"
+TREES = "trees"
 MIN_SEEDS = 3
 """From which on a mean has an interval: of two seeds that agree by chance it has no width."""
 
@@ -164,7 +174,7 @@ DIFFERENCES = (
 
 def runs_to_page(runs: Sequence[BenchmarkRun]) -> str:
     """The whole page."""
-    sections = [_opening(), _games(), _published(), _ours(runs), _differences(), _small_model()]
+    sections = [_opening(), _games(), _published(), _ours(runs), _trees(runs), _differences(), _small_model()]
     return "\n".join(f"{section.rstrip()}\n" for section in sections)
 
 
@@ -255,7 +265,7 @@ on seeds 0, 3 and 12; those figures are no part of this table.
 def _programs(runs: Sequence[BenchmarkRun]) -> str:
     """A sentence where the runs are not all of one program."""
     count = len({run.code_sha256 for run in runs})
-    return f"The runs are of {count} versions of the program. " if count > 1 else ""
+    return f"The runs are of {count} versions of the program.\n" if count > 1 else ""
 
 
 def _setting_to_rows(names: tuple[str, str, str], by_condition: Runs) -> list[tuple[str, ...]]:
@@ -281,6 +291,69 @@ def _interval(interval: MeanInterval, seeds: int) -> str:
     if seeds < MIN_SEEDS or interval.low is None or interval.high is None:
         return f"{interval.mean:+.3f}"
     return f"{interval.mean:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
+
+
+def _trees(runs: Sequence[BenchmarkRun]) -> str:
+    """Whether trees are better than chains at equal tokens, and what they had to work with."""
+    both = {
+        setting: by_condition
+        for setting, by_condition in runs_by_setting(runs).items()
+        if BASELINE in by_condition and TREES in by_condition
+    }
+    head = (
+        "benchmark",
+        "model",
+        "calls of a run",
+        "tokens given again",
+        f"calls that teach, `{BASELINE}`",
+        f"`{TREES}`",
+    )
+    rows = [
+        (
+            TITLES[game],
+            model,
+            _figure(calls_of_a_run(by_condition[BASELINE]), ".1f"),
+            _figure(repeated_share(by_condition[TREES]), ".0%"),
+            _figure(teaching_calls(by_condition[BASELINE]), ".0f"),
+            _figure(teaching_calls(by_condition[TREES]), ".0f"),
+        )
+        for (game, _, model), by_condition in both.items()
+    ]
+    return f"""## Are trees better than chains?
+
+{_verdict(both)}
+
+{_table(head, rows)}
+
+A fork spares what lies before its call: its answers are given again and not sampled (*tokens given again*, of those of
+all answers in rounds of `{TREES}`). For what is spared a round has half as many tasks. Games of the first level are
+over after one or two turns, so there is little before a call that a fork could spare, and as many tokens give about as
+many calls that have an advantage to learn from (*calls that teach*, of a thousand sampled tokens) whether they went to
+chains or to trees, but of half as many tasks. Forks of long runs spare more: not measured here, as the small model
+knows the first level alone.
+"""
+
+
+def _verdict(both: Mapping[Setting, Runs]) -> str:
+    """How many settings have an interval of the difference of areas, and on which side of 0."""
+    intervals = [
+        mean_interval(differences)
+        for by_condition in both.values()
+        for differences in [area_differences(by_condition, TREES, BASELINE)]
+        if len(differences) >= MIN_SEEDS
+    ]
+    better = sum(interval.low is not None and interval.low > 0 for interval in intervals)
+    worse = sum(interval.high is not None and interval.high < 0 for interval in intervals)
+    if not intervals:
+        return "No setting has the seeds for an interval yet."
+    return (
+        f"By the area at equal tokens, trees are better in {better} and worse in {worse} of the {len(intervals)} settings"
+        "\nthat have an interval; in the others nothing is shown."
+    )
+
+
+def _figure(value: float | None, form: str) -> str:
+    return NONE if value is None else format(value, form)
 
 
 def _differences() -> str:

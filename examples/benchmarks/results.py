@@ -12,28 +12,40 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import duckdb
+
 from examples.study.results import HeldOut, Result
 from marft_bridge.common.files import write_atomically
 from marft_bridge.runs.run_folder import RunFolder
+from marft_bridge.training.advantage_log import round_path
 from trace_store.store import TraceStore
 
 FILE = "benchmark.json"
 
-# Episodes by round; of each its tokens, which are None where the engine counted none, and two of its rewards. Means are
-# taken in the order of the values, since the order of rows is not told, and a sum of floats hangs on it.
+# Episodes by round; of each its calls, its tokens, which are None where the engine counted none, and two of its
+# rewards. Means are taken in the order of the values, since the order of rows is not told, and a sum of floats hangs
+# on it.
 _ROUNDS = """
 WITH counted AS (
-         SELECT episode_id, sum(sampled_tokens) AS tokens FROM actions WHERE replayed_from IS NULL GROUP BY episode_id
+         SELECT episode_id, count(*) AS calls, sum(sampled_tokens) FILTER (replayed_from IS NULL) AS tokens,
+                coalesce(sum(sampled_tokens) FILTER (replayed_from IS NOT NULL), 0) AS repeated
+         FROM actions GROUP BY episode_id
      ),
      paid AS (
          SELECT episode_id, max(value) FILTER (name = ?) AS reward, max(value) FILTER (name = 'correct') AS correct
          FROM rewards WHERE scope = 'episode' GROUP BY episode_id
      )
 SELECT coalesce(e.round, 0) AS number, count(*), avg(p.reward ORDER BY p.reward) FILTER (WHERE e.fork_action IS NULL),
-       avg(p.correct ORDER BY p.correct) FILTER (WHERE e.fork_action IS NULL), sum(c.tokens)
+       avg(p.correct ORDER BY p.correct) FILTER (WHERE e.fork_action IS NULL), sum(c.tokens),
+       avg(c.calls ORDER BY c.calls) FILTER (WHERE e.fork_action IS NULL), sum(c.repeated)
 FROM episodes e LEFT JOIN counted c USING (episode_id) LEFT JOIN paid p USING (episode_id)
 WHERE e.run_id IN ('collect', 'train') AND e.split = 'train' GROUP BY number ORDER BY number
 """
+
+
+_TEACHING_CALLS = (
+    "SELECT count(*) FROM (SELECT DISTINCT episode_id, action_id FROM read_parquet(?) WHERE advantage <> 0)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,12 @@ class BenchmarkRound:
     correct: float | None
     """Share of its episodes that were solved."""
     sampled_tokens: int | None
+    calls: float | None
+    """Of a whole run, on average."""
+    repeated_tokens: int | None
+    """Of answers that were given again to forks, and so not sampled."""
+    teaching_calls: int | None
+    """Calls whose advantage is not 0; None for round 0, and where advantages are not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +97,30 @@ def folder_to_rounds(folder: RunFolder, reward: str) -> tuple[BenchmarkRound, ..
     with TraceStore.open(folder.store, wait_s=60) as store:
         rows = store.sql(_ROUNDS, (reward,))
     return tuple(
-        BenchmarkRound(number, episodes, mean, correct, None if tokens is None else int(tokens))
-        for number, episodes, mean, correct, tokens in rows
+        BenchmarkRound(
+            number=number,
+            episodes=episodes,
+            reward=mean,
+            correct=correct,
+            sampled_tokens=_whole(tokens),
+            calls=calls,
+            repeated_tokens=_whole(repeated),
+            teaching_calls=_count_teaching_calls(round_path(folder.advantages, number)),
+        )
+        for number, episodes, mean, correct, tokens, calls, repeated in rows
     )
+
+
+def _count_teaching_calls(path: Path) -> int | None:
+    if not path.exists():
+        return None
+    with duckdb.connect(config={"threads": 1}) as connection:
+        found = connection.execute(_TEACHING_CALLS, (str(path),)).fetchone()
+    return None if found is None else int(found[0])
+
+
+def _whole(count: float | None) -> int | None:
+    return None if count is None else int(count)
 
 
 def result_to_run(

@@ -37,7 +37,16 @@ from transformers import AutoTokenizer
 
 from examples.benchmarks import python_tool, report, run
 from examples.benchmarks.conditions import BASELINE, CONDITIONS
-from examples.benchmarks.figures import area_at, area_differences, learned, runs_by_setting, token_curve
+from examples.benchmarks.figures import (
+    area_at,
+    area_differences,
+    calls_of_a_run,
+    learned,
+    repeated_share,
+    runs_by_setting,
+    teaching_calls,
+    token_curve,
+)
 from examples.benchmarks.page import NOT_RUN, TITLES, runs_to_page
 from examples.benchmarks.results import (
     BenchmarkRound,
@@ -68,6 +77,7 @@ from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.rollouts.app import load_app
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.prepare_model import check_model_dir
+from marft_bridge.training.advantage_log import file_to_advantages
 from trace_store.journal import JournalRecord
 from trace_store.records import Reward
 from trace_store.store import TraceStore
@@ -76,12 +86,34 @@ FOLDER = ROOT / "examples/benchmarks"
 each_game = pytest.mark.parametrize("game", run.GAMES)
 
 
+def benchmark_round(number: int, solved: float, *, sampled_tokens: int) -> BenchmarkRound:
+    """A round of eight whole runs of three calls each."""
+    return BenchmarkRound(
+        number=number,
+        episodes=8,
+        reward=solved * 2,
+        correct=solved,
+        sampled_tokens=sampled_tokens,
+        calls=3.0,
+        repeated_tokens=0,
+        teaching_calls=None,
+    )
+
+
 def benchmark_run(
     condition: str, seed: int, solved: Sequence[float], *, tokens: int = 100, game: str = "sudoku", after: float = 0.5
 ) -> BenchmarkRun:
     """A run that solved 0.1 untrained and `solved` in its rounds, of `tokens` tokens each."""
-    rounds = [BenchmarkRound(0, 8, 0.5, 0.1, 50)]
-    rounds += [BenchmarkRound(i + 1, 8, share * 2, share, tokens) for i, share in enumerate(solved)]
+    forked = condition != BASELINE
+    rounds = [benchmark_round(0, 0.1, sampled_tokens=50)]
+    rounds += [
+        replace(
+            benchmark_round(i + 1, share, sampled_tokens=tokens),
+            repeated_tokens=tokens // 4 if forked else 0,
+            teaching_calls=40 if forked else 50,
+        )
+        for i, share in enumerate(solved)
+    ]
     heldout = HeldOut("correct", 8, 0.25, after)
     return BenchmarkRun(
         game=game,
@@ -237,6 +269,29 @@ def test_what_was_learned_is_after_less_before_over_seeds() -> None:
     assert interval.low == pytest.approx(0.35 - 1.2706, abs=1e-3)
 
 
+def test_what_trees_had_to_work_with_is_counted_over_rounds_of_training_and_seeds() -> None:
+    chains, trees = ({seed: benchmark_run(name, seed, [0.2, 0.4]) for seed in (0, 1)} for name in ("chains", "trees"))
+    assert (calls_of_a_run(chains), calls_of_a_run({})) == (3.0, None)
+    assert (repeated_share(chains), repeated_share(trees), repeated_share({})) == (0.0, 25 / 125, None)
+    assert (teaching_calls(chains), teaching_calls(trees), teaching_calls({})) == (500.0, 400.0, None)
+    one = chains[0]
+    not_kept = {0: replace(one, rounds=tuple(replace(each, teaching_calls=None) for each in one.rounds))}
+    assert teaching_calls(not_kept) is None
+    page = runs_to_page([*chains.values(), *trees.values()])
+    assert "| Sudoku 4x4 | small | 3.0 | 20% | 500 | 400 |" in page
+    assert "No setting has the seeds for an interval yet." in page
+
+
+@pytest.mark.parametrize(
+    ("gain", "said"),
+    [(0.1, "better in 1 and worse in 0"), (-0.1, "better in 0 and worse in 1"), (0.0, "0 and worse in 0")],
+)
+def test_the_page_says_whether_trees_are_better_by_their_interval(gain: float, said: str) -> None:
+    runs = [benchmark_run("chains", seed, [0.2, 0.4]) for seed in range(3)]
+    runs += [benchmark_run("trees", seed, [0.2 + gain * (1 + seed / 10), 0.4 + gain]) for seed in range(3)]
+    assert f"{said} of the 1 settings" in runs_to_page(runs)
+
+
 def test_a_run_that_is_there_twice_is_an_error() -> None:
     with pytest.raises(ValueError, match="seed 0 is there twice"):
         runs_by_setting([benchmark_run("chains", 0, [0.2]), benchmark_run("chains", 0, [0.3])])
@@ -374,6 +429,16 @@ def test_a_run_is_collected_trained_and_compared_and_its_rounds_are_those_of_its
             rows = [t for t in store.trajectories(run_ids=[command]) if (t.episode.round or 0) == each.number]
             sampled = sum(len(action.sampled_ids or ()) for t in rows for action in t.actions)
             assert each.sampled_tokens == sampled > 0
+            assert each.repeated_tokens == 0
+            assert each.calls == sum(len(t.actions) for t in rows) / 8
+            advantages = [
+                advantage
+                for t in rows
+                if each.number
+                for advantage in file_to_advantages(folder.advantages, each.number, t.episode.episode_id).values()
+            ]
+            taught = sum(any(number != 0 for number in advantage.advantage) for advantage in advantages)
+            assert each.teaching_calls == (taught if each.number else None)
             assert each.correct == sum(t.team_reward("correct") or 0.0 for t in rows) / 8
             assert each.reward == pytest.approx(sum(t.team_reward("reward") or 0.0 for t in rows) / 8)
     assert folder_to_rounds(folder, "reward") == found.rounds
