@@ -347,8 +347,8 @@ def _verdict(both: Mapping[Setting, Runs]) -> str:
     if not intervals:
         return "No setting has the seeds for an interval yet."
     return (
-        f"By the area at equal tokens, trees are better in {better} and worse in {worse} of the {len(intervals)} settings"
-        "\nthat have an interval; in the others nothing is shown."
+        f"By the area at equal tokens, trees are better in {better} and worse in {worse} of the {len(intervals)}\n"
+        "settings that have an interval; in the others nothing is shown."
     )
 
 
