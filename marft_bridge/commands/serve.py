@@ -23,7 +23,7 @@ from marft_bridge.serving.model_versions import bases_to_versions
 from marft_bridge.serving.placement import Placement
 from marft_bridge.serving.served_base import start_server
 from marft_bridge.serving.served_bases import refuse_whole_gpus
-from marft_bridge.serving.server_file import announced_servers, running_servers
+from marft_bridge.serving.server_file import announced_servers, running_servers, starting_servers
 from marft_bridge.serving.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def _serve_bases(
 ) -> int:
     options = _place(config, bases, reporter)
     with ExitStack() as stack:
+        stack.enter_context(starting_servers(folder))
         servers = [
             stack.enter_context(
                 start_server(

@@ -1,15 +1,18 @@
 """server.json of a run folder: addresses and keys of the servers of `marft-bridge serve`, for other commands to attach.
 
 Invariants: only its owner can read the file, because it holds keys; a server that does not answer is not used. `serve`
-holds the file as long as it serves: no key of one that was left behind is sent to whoever has the port by now.
+holds the file from before it starts its servers until it ends: others wait for one that is starting, and no key of one
+that was left behind is sent to whoever has the port by now.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 
@@ -22,6 +25,14 @@ from marft_bridge.serving.base_models import BaseModelSpec
 from marft_bridge.serving.vllm_server import Endpoint
 
 _KEY_VARIABLE = "MARFT_SERVER_KEY"
+_POLL_S = 0.2
+
+
+@contextmanager
+def starting_servers(folder: RunFolder) -> Iterator[None]:
+    """Other commands wait for servers that come, until `announced_servers` names them or the block ends."""
+    with _held_note(folder, {}):
+        yield
 
 
 @contextmanager
@@ -33,7 +44,13 @@ def announced_servers(folder: RunFolder, endpoints: Mapping[str, Endpoint]) -> I
     servers = {
         name: {"base_url": endpoint.base_url, "api_key": endpoint.api_key} for name, endpoint in endpoints.items()
     }
-    with held_file(folder.server, json.dumps({"servers": servers, "pid": os.getpid()}) + "\n") as is_ours:
+    with _held_note(folder, {"servers": servers}):
+        yield
+
+
+@contextmanager
+def _held_note(folder: RunFolder, content: Mapping[str, Any]) -> Iterator[None]:
+    with held_file(folder.server, json.dumps({**content, "pid": os.getpid()}) + "\n") as is_ours:
         try:
             yield
         finally:
@@ -61,8 +78,29 @@ def running_servers(folder: RunFolder) -> dict[str, tuple[str, str]]:
     return servers
 
 
+def _are_starting(folder: RunFolder) -> bool:
+    """Whether a `serve` that runs for this folder has not named its servers yet."""
+    try:
+        text = read_held(folder.server)
+        return text is not None and "servers" not in json.loads(text)
+    except (OSError, StoreError, TypeError, ValueError):
+        return False
+
+
+def _wait_for_start(folder: RunFolder, reporter: Reporter) -> None:
+    """Until no `serve` of this folder is starting: a server beside it would empty its log, and take its memory."""
+    if _are_starting(folder):
+        reporter.say("waiting for the server that `marft-bridge serve` is starting for this folder")
+    while _are_starting(folder):
+        time.sleep(_POLL_S)
+
+
 def server_options(bases: Sequence[BaseModelSpec], folder: RunFolder, reporter: Reporter) -> list[ServeOptions]:
-    """Serving options by base model: attach to the server of `marft-bridge serve` if it runs, else as configured."""
+    """Serving options by base model: attach to the server of `marft-bridge serve` if it runs, else as configured.
+
+    Waits for one that is starting.
+    """
+    _wait_for_start(folder, reporter)
     servers = running_servers(folder)
     options = []
     for number, base in enumerate(bases):

@@ -18,8 +18,11 @@ import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -55,7 +58,7 @@ from marft_bridge.serving import vllm_process as server_process
 from marft_bridge.serving.base_models import config_to_bases
 from marft_bridge.serving.model_versions import config_to_versions
 from marft_bridge.serving.served_bases import serve_bases
-from marft_bridge.serving.server_file import announced_servers, server_options
+from marft_bridge.serving.server_file import announced_servers, server_options, starting_servers
 from marft_bridge.serving.vllm_server import Endpoint
 from marft_bridge.serving.zero_adapter import write_zero_adapter
 from marft_bridge.training.external_traces import config_to_names
@@ -167,6 +170,30 @@ def test_commands_on_the_server_of_serve_know_whether_it_parses_tool_calls(
         log_of = folder.server_log_of
         with serve_bases(config, versions, options, log_of=log_of, loop=loop, reporter=quiet) as models:
             assert models.chat.auto_tools is (parser is not None)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_command_waits_for_the_server_that_serve_is_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes: bool
+) -> None:
+    monkeypatch.setenv("MARFT_SERVER_KEY", "")  # put back afterwards
+    folder, console = RunFolder(tmp_path / "run"), Console(record=True, width=200, file=io.StringIO())
+    folder.create()
+    config = toml_to_config(DUO, {"model.path": str(fault_server.write_model(tmp_path / "one"))})
+    bases = config_to_bases(config)
+    with running(FakeVllm("a key")) as server, ThreadPoolExecutor(1) as pool, ExitStack() as announced:
+        with starting_servers(folder):
+            waiting = pool.submit(server_options, bases, folder, Reporter(console))
+            deadline = time.monotonic() + 20
+            while "waiting for the server" not in console.export_text(clear=False) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert "waiting for the server" in console.export_text(clear=False)
+            assert not waiting.done()
+            if comes:
+                announced.enter_context(announced_servers(folder, {"": Endpoint(f"{server.url}/v1", "a key", "base")}))
+        (options,) = waiting.result(timeout=20)
+        assert options.attach == (server.url if comes else None)
+    assert not folder.server.exists()
 
 
 def test_a_server_needs_room_for_its_own_nodes_only() -> None:
