@@ -102,12 +102,17 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def area_differences(runs: Runs, condition: str, baseline: str) -> list[float]:
-    """Seed by seed: the area of a condition less the baseline's, both up to where the shorter curve ends."""
+    """Seed by seed: the area of a condition less the baseline's, both up to where the shorter curve ends.
+
+    A pair of runs by different versions of the program is left out.
+    """
     differences = []
     for seed, run in runs.get(condition, {}).items():
         base = runs.get(baseline, {}).get(seed)
         curves = None if base is None else (token_curve(run), token_curve(base))
         if base is None or curves is None or curves[0] is None or curves[1] is None:
+            continue
+        if run.code_sha256 != base.code_sha256:
             continue
         budget = min(curves[0][0][-1], curves[1][0][-1])
         areas = area_at(run, budget), area_at(base, budget)

@@ -151,18 +151,46 @@ DIFFERENCES = (
     (
         "training",
         (
-            "AT-GRPO: 32 tasks, 4 or 8 samples, going on from the best of a turn's samples, 200 steps, all "
-            "weights or LoRA"
+            "AT-GRPO: 32 tasks, 4 samples, going on from the best of a turn's samples, 200 steps; the half of the "
+            "groups with the lowest mean reward is left out"
         ),
         (
             "see above; `at-grpo` goes on from the best too, but pays a call by its run's reward and not by its "
-            "turn's, so that every fork runs to its end"
+            "turn's, so that every fork runs to its end; what is left out are groups without spread"
         ),
     ),
     (
+        "update",
+        (
+            "a LoRA of rank 16, alpha 32, on all linear layers, one for both agents; Adam at 5e-6, cosine to 0.3 of it "
+            "after ten steps of warm-up; one epoch, minibatches of 16; token ratios, clip 0.2, dual clip 3; advantages "
+            "over the group's deviation"
+        ),
+        (
+            "the defaults of this trainer: a LoRA of rank 8 on queries and values for each agent, 1e-3, two epochs, "
+            "ratios of whole answers; `--published`: theirs, but for one adapter for both and the warm-up by steps"
+        ),
+    ),
+    (
+        "before the first round",
+        "nothing",
+        "192 recorded runs are learned from; `--published`: nothing",
+    ),
+    (
         "sampling",
-        "temperature 1, top_p 0.9, top_k 20; greedy at the test; Qwen3 does not think",
-        "temperature 1, the whole distribution, also at the test; `--published`: Qwen3 does not think either",
+        (
+            "temperature 1.5 with one policy, 1 with one each, top_p 0.9, top_k 20, repetition penalty 1.2; Qwen3 does "
+            "not think"
+        ),
+        (
+            "temperature 1, the whole distribution, no penalty; `--published`: temperature 1.5, and Qwen3 does not "
+            "think either"
+        ),
+    ),
+    (
+        "sampling at the test",
+        "greedy with one policy, temperature 0.6 with one each",
+        "as in training",
     ),
     (
         "test",
@@ -189,7 +217,8 @@ configurations are in `examples/benchmarks/`; `docs/benchmarks.json` holds every
 ```sh
 python -m examples.benchmarks.run --dry-run    # what is left of the plan
 python -m examples.benchmarks.run              # all four at the first level, on the small model; stopped, it goes on
-python -m examples.benchmarks.report           # this page
+python -m examples.benchmarks.run --model smollm2-135m --over examples/benchmarks/smollm2.toml --folder runs/real
+python -m examples.benchmarks.report           # this page; --folder runs/real for the runs of the line above
 ```
 
 `--level` is `first`, `easy`, `middle` or `published`. `--model` takes what `model.path` of a configuration may be, so
@@ -249,14 +278,15 @@ def _ours(runs: Sequence[BenchmarkRun]) -> str:
 
 Shares of held-out tasks that were solved, means over seeds; the difference is after less before, seed by seed, with its
 95 % t interval over seeds. The area is that under the share solved in training, over the tokens sampled so far, up to
-where the shorter of the two curves ends; its difference to `{BASELINE}` is taken seed by seed. Fewer than
-three seeds have no interval.
+where the shorter of the two curves ends; its difference to `{BASELINE}` is taken seed by seed, where one version of the
+program ran both. Fewer than three seeds have no interval.
 
-{_programs(runs)}Five seeds, 10 to 14, were planned for the small model and three for a real one; where fewer stand in a
-row the others were not run yet. A run plays all of its twelve rounds, whether they still pay or not
+{_programs(runs)}Five seeds, 10 to 14, were planned for the small model and three, 10 to 12, for a real one; where
+fewer stand in a row the others were not run yet. A run plays all of its twelve rounds, whether they still pay or not
 (`stop_early = false`), and *after* is the version that training named as its best. Rounds and seeds were fixed before
-these runs. An earlier small model, which had read noisy transcripts alone, learned nothing of Plan-Path in six rounds,
-on seeds 0, 3 and 12; those figures are no part of this table.
+these runs. Runs of `smollm2-135m` have half of the rollouts, for the time that they take on two cores
+(`examples/benchmarks/smollm2.toml`). An earlier small model, which had read noisy transcripts alone, learned nothing of
+Plan-Path in six rounds, on seeds 0, 3 and 12; those figures are no part of this table.
 
 {ways}
 """

@@ -109,6 +109,11 @@ NOT_RUN = {
     ): "takes a GPU for days; test_benchmarks.py holds that its configurations load",
     (
         "docs/benchmarks.md",
+        "python -m examples.benchmarks.run --model smollm2-135m --over examples/benchmarks/smollm2.toml --folder "
+        "runs/real",
+    ): "trains the real model for hours; test_benchmarks.py holds that its configurations load",
+    (
+        "docs/benchmarks.md",
         "python -m examples.benchmarks.report",
     ): "writes docs/benchmarks.md; test_benchmarks.py names another folder",
     (

@@ -156,6 +156,32 @@ def test_the_published_setting_fits_every_benchmark_and_its_writer_writes_python
 
 
 @each_game
+def test_the_published_setting_updates_as_theirs_where_the_trainer_has_the_option(game: str) -> None:
+    options = run.setting_to_options(game, "published", "m", published=True)
+    trainer = run.options_to_job(options, Path("unused"), "at-grpo", 7).config.train.trainer
+    assert (trainer.lora.rank, trainer.lora.alpha, len(trainer.lora.target_modules)) == (16, 32.0, 7)
+    assert (trainer.optimizer.lr, trainer.optimizer.epochs, trainer.optimizer.minibatch_actions) == (5e-6, 1, 16)
+    assert (trainer.objective.clip_low, trainer.objective.clip_high, trainer.experimental.dual_clip) == (0.2, 0.2, 3.0)
+    assert (trainer.granularity, trainer.offline.mode, trainer.experimental.schedule.floor) == ("token", "off", 0.3)
+
+
+@each_game
+@pytest.mark.parametrize("condition", [COLLECTED, *CONDITIONS])
+def test_the_real_model_has_half_of_the_rollouts_and_all_else_alike(game: str, condition: str) -> None:
+    over = tomllib.loads((FOLDER / "smollm2.toml").read_text())
+    halved, whole = (
+        run.options_to_job(
+            run.setting_to_options(game, "first", "smollm2-135m", over=tables), Path("unused"), condition, 7
+        ).config
+        for tables in (over, None)
+    )
+    assert halved.train.episodes_per_round * 2 == whole.train.episodes_per_round
+    assert halved.collect.episodes * 2 == whole.collect.episodes
+    assert halved.train.rounds == whole.train.rounds
+    assert (halved.train.trainer, halved.compare) == (whole.train.trainer, whole.compare)
+
+
+@each_game
 @pytest.mark.parametrize("condition", [COLLECTED, *CONDITIONS])
 def test_a_condition_is_accepted_and_all_have_as_many_rounds_of_as_many_tokens(game: str, condition: str) -> None:
     base = run.setting_to_options(game, "first", "smollm2-135m")
@@ -258,6 +284,8 @@ def test_areas_are_compared_seed_by_seed_at_the_tokens_that_both_reached() -> No
     # Both reached 100 tokens: 0.4 and 0.8 by then in the mean, (0.4 + 0.8) / 2 against 0.2.
     assert area_differences(runs, "at-grpo", "chains") == [pytest.approx(0.6 - 0.2)]
     assert area_differences(runs, "at-grpo", "trees") == []
+    other_program = {"chains": {0: replace(runs["chains"][0], code_sha256="2" * 64)}, "at-grpo": runs["at-grpo"]}
+    assert area_differences(other_program, "at-grpo", "chains") == []
 
 
 def test_what_was_learned_is_after_less_before_over_seeds() -> None:
