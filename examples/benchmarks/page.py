@@ -164,11 +164,12 @@ DIFFERENCES = (
         (
             "a LoRA of rank 16, alpha 32, on all linear layers, one for both agents; Adam at 5e-6, cosine to 0.3 of it "
             "after ten steps of warm-up; one epoch, minibatches of 16; token ratios, clip 0.2, dual clip 3; advantages "
-            "over the group's deviation"
+            "over the group's deviation, and what did worse counts as what did better"
         ),
         (
             "the defaults of this trainer: a LoRA of rank 8 on queries and values for each agent, 1e-3, two epochs, "
-            "ratios of whole answers; `--published`: theirs, but for one adapter for both and the warm-up by steps"
+            "ratios of whole answers, and what did worse pushes nothing down; `--published`: theirs, but for one "
+            "adapter for both and the warm-up by steps"
         ),
     ),
     (

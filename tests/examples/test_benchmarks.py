@@ -162,6 +162,7 @@ def test_the_published_setting_updates_as_theirs_where_the_trainer_has_the_optio
     assert (trainer.lora.rank, trainer.lora.alpha, len(trainer.lora.target_modules)) == (16, 32.0, 7)
     assert (trainer.optimizer.lr, trainer.optimizer.epochs, trainer.optimizer.minibatch_actions) == (5e-6, 1, 16)
     assert (trainer.objective.clip_low, trainer.objective.clip_high, trainer.experimental.dual_clip) == (0.2, 0.2, 3.0)
+    assert trainer.objective.negative_weight == 1.0
     assert (trainer.granularity, trainer.offline.mode, trainer.experimental.schedule.floor) == ("token", "off", 0.3)
 
 
@@ -317,7 +318,7 @@ def test_what_trees_had_to_work_with_is_counted_over_rounds_of_training_and_seed
 def test_the_page_says_whether_trees_are_better_by_their_interval(gain: float, said: str) -> None:
     runs = [benchmark_run("chains", seed, [0.2, 0.4]) for seed in range(3)]
     runs += [benchmark_run("trees", seed, [0.2 + gain * (1 + seed / 10), 0.4 + gain]) for seed in range(3)]
-    assert f"{said} of the 1 settings" in runs_to_page(runs)
+    assert f"{said} of the 1\nsettings" in runs_to_page(runs)
 
 
 def test_a_run_that_is_there_twice_is_an_error() -> None:

@@ -104,9 +104,10 @@ class _PackedAttention(torch.autograd.Function):
                 with torch.enable_grad():
                     recomputed_BhQD = _attend(parts, mask, scale)
                 slopes = torch.autograd.grad(recomputed_BhQD, parts, gradient_BhQD)
-            indices = group.query_BQ, group.key_BK, group.key_BK
-            for total, index, slope in zip(totals, indices, slopes, strict=True):
-                total.index_add_(0, index.flatten(), slope.transpose(1, 2).flatten(0, 1))
+            # a position is new in one row alone, and is seen by many: nothing is added up for queries
+            totals[0][group.query_BQ[group.real_BQ]] = slopes[0].transpose(1, 2)[group.real_BQ]
+            for total, slope in zip(totals[1:], slopes[1:], strict=True):
+                total.index_add_(0, group.key_BK.flatten(), slope.transpose(1, 2).flatten(0, 1))
         return *totals, None, None, None
 
 
