@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from marft_bridge.model_calls.teacher import TeacherAnswer
 from marft_bridge.model_calls.token_capture import ExactTokens
 from marft_bridge.recording.run_facts import value_to_text
 from marft_bridge.recording.span_messages import generation_to_message, messages_to_text, text_to_message, to_json
+from marft_bridge.recording.tool_definitions import MAX_LENGTH
 from trace_store import conventions as names
 from trace_store.packed import floats_to_text, ints_to_text
 
@@ -33,6 +35,7 @@ _PROVIDERS = {
 
 _DRAWN_IDS = ("lc_", "run-")  # how the ids begin that LangChain gives to messages that have none
 
+_RESPONSE_FORMATS = ("json_object", "json_schema")
 _REQUEST_KEYS = {
     "temperature": names.REQUEST_TEMPERATURE,
     "top_p": names.REQUEST_TOP_P,
@@ -60,7 +63,25 @@ def request_to_attributes(parameters: Mapping[str, Any]) -> dict[str, Any]:
         attributes[names.REQUEST_CHOICES] = choices
     if parameters.get("stream") is True:
         attributes[names.REQUEST_STREAM] = True
+    if (rest := _request_to_rest(parameters)) is not None:
+        attributes[names.REQUEST_REST] = rest
     return attributes
+
+
+def _request_to_rest(parameters: Mapping[str, Any]) -> str | None:
+    """What else a request says of its answer, as JSON; None where it says nothing, or JSON has no form for it.
+
+    A form of the answer in another shape than OpenAI's, such as a class, is one that its client converts later.
+    """
+    rest = {name: parameters[name] for name in ("tool_choice", "response_format") if parameters.get(name) is not None}
+    response_format = rest.get("response_format")
+    if not isinstance(response_format, Mapping) or response_format.get("type") not in _RESPONSE_FORMATS:
+        rest.pop("response_format", None)
+    try:
+        text = json.dumps(rest, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return text if rest and len(text) <= MAX_LENGTH else None
 
 
 def answer_to_attributes(response: LLMResult) -> dict[str, Any]:
