@@ -86,14 +86,16 @@ def options_divergence(recorded: CallOptions, now: CallOptions, node: str, *, nu
     if recorded.settings is None or now.settings is None:
         return None
     for name in _SETTINGS.values():
-        before, after = recorded.settings.get(name), now.settings.get(name)
-        if before != after:
+        recorded_setting, setting = recorded.settings.get(name), now.settings.get(name)
+        if recorded_setting != setting:
             text = f"it asks its model for another {name}"
-            return Divergence("options", node, number, text=text, recorded=_to_words(before), replayed=_to_words(after))
-    for name, before in recorded.rest.items():
-        is_some_form = name in now.rest and name == _FORM and _SOME_FORM in (before, now.rest[name])
-        after = {name: now.rest[name]} if name in now.rest else {}
-        if not is_some_form and (difference := value_difference({name: before}, after)) is not None:
+            return Divergence(
+                "options", node, number, text=text, recorded=_to_words(recorded_setting), replayed=_to_words(setting)
+            )
+    for name, recorded_part in recorded.rest.items():
+        is_some_form = name in now.rest and name == _FORM and _SOME_FORM in (recorded_part, now.rest[name])
+        part = {name: now.rest[name]} if name in now.rest else {}
+        if not is_some_form and (difference := value_difference({name: recorded_part}, part)) is not None:
             path, words, words_now = difference
             text = f"it asks its model for another {path}"
             return Divergence("options", node, number, text=text, recorded=words, replayed=words_now)
@@ -109,22 +111,22 @@ def _tools_divergence(
         return Divergence("tools offered", node, number, text=f"it offers its model {verb} the tool {name}")
     definitions = [[read_json(definition) for definition in tools[name]] for tools in (recorded, now)]
     both_one = len(definitions[0]) == len(definitions[1]) == 1
-    before, after = (each[0].get("function", each[0]) if both_one else each for each in definitions)
-    path, recorded_words, words = value_difference(before, after) or ("", None, None)
+    schemas = [side[0].get("function", side[0]) if both_one else side for side in definitions]
+    path, recorded_words, words = value_difference(*schemas) or ("", None, None)
     text = f"it offers its model another schema of the tool {name}{f', at {path}' if path else ''}"
     return Divergence("tools offered", node, number, text=text, recorded=recorded_words, replayed=words)
 
 
 def _nodes_with_lost_tools(calls: Sequence[SpanRow], options: Mapping[str, CallOptions], episode: Episode) -> set[str]:
     """The nodes that offered a tool which none of their calls tells: it is no JSON, or too long to be recorded."""
-    told: dict[str, set[str]] = {}
+    told_tools: dict[str, set[str]] = {}
     for call in calls:
-        told.setdefault(str(call.attributes.get(c.NODE)), set()).update(options[call.span_id].tools or ())
+        told_tools.setdefault(str(call.attributes.get(c.NODE)), set()).update(options[call.span_id].tools or ())
     lost_nodes = set()
     for name in episode.lineage:
         if name.startswith(ONE_TOOL_OF):
             node, _, tool = name.removeprefix(ONE_TOOL_OF).rpartition("/")
-            if tool not in told.get(node, ()):
+            if tool not in told_tools.get(node, ()):
                 lost_nodes.add(node)
     return lost_nodes
 

@@ -69,11 +69,11 @@ class DrawnIds:
             to_json: the same of one that is recorded.
             to_key: what has to be the same; None: all, with its ids by number.
         """
-        if equal := [each for each in recorded if self.to_now(to_json(each)) == now]:
+        if equal := [record for record in recorded if self.to_now(to_json(record)) == now]:
             return equal
         make_key = to_key or number_ids
         key = make_key(now)
-        return [each for each in recorded if make_key(to_json(each)) == key and self.fit(to_json(each), now)]
+        return [record for record in recorded if make_key(to_json(record)) == key and self.fit(to_json(record), now)]
 
     def note_pair(self, recorded: Any, now: Any) -> None:
         """Notes that the ids of a value stand for those of the recorded one, which they fit."""

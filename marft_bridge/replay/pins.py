@@ -2,7 +2,7 @@
 
 Random numbers: `random` and numpy begin with the seed that is given. The clock stands at the start of the recorded run
 for the app's own modules, by the names that they hold when the replay begins: those that lie neither in Python's
-library nor among installed packages, and, wherever they lie, those in which the graph's nodes are defined, with the rest
+library nor in installed packages, and, wherever they lie, those in which the graph's nodes are defined, with the rest
 of their packages. Invariants: LangGraph, LangChain, the recorder and what else no node is defined in keep their clock;
 the state of all of it is as before when the block ends.
 """

@@ -97,15 +97,15 @@ class RecordedAnswers:
                 return self._unknown_call(node, prompt, open_calls)
             same_calls = [call for call in same_calls if self._ids.to_now(call.prompt) == prompt] or same_calls
             differences = [options_divergence(call.options, options, node, number=call.number) for call in same_calls]
-            if differing := [each for each in differences if each is not None]:
+            if differing := [difference for difference in differences if difference is not None]:
                 if len(differing) == len(same_calls):
                     index = next((index for index, call in enumerate(same_calls) if call.rank == rank), 0)
                     self._suspect_missing(same_calls[index], self._claimed)
                     return differing[index]
                 pairs = zip(same_calls, differences, strict=True)
                 same_calls = [call for call, difference in pairs if difference is None]
-            around = list(tools)
-            same_calls = [call for call in same_calls if self._ids.to_now(list(call.tools)) == around] or same_calls
+            tools_now = list(tools)
+            same_calls = [call for call in same_calls if self._ids.to_now(list(call.tools)) == tools_now] or same_calls
             call = next((call for call in same_calls if call.rank == rank), same_calls[0])
             if any(each.answer != call.answer for each in same_calls):
                 call = self._equal_calls.choose(node, same_calls, default=call)

@@ -56,7 +56,7 @@ class RecordedChat(BaseChatModel):
     model_config = ConfigDict(arbitrary_types_allowed=True)
     source: Any = Field(default=None, exclude=True)
     """An AnswerSource; None for a model that an app is built with, which the replay's own stands in for."""
-    asked: Any = Field(default=None, exclude=True)
+    asked_model: Any = Field(default=None, exclude=True)
     """The model that the app called; None where it was built with one of these, whose settings nobody gave."""
     cache: Any = Field(default=False, exclude=True)
 
@@ -66,15 +66,15 @@ class RecordedChat(BaseChatModel):
 
     def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
         """What callbacks, and so the recorder, are told that the app asked for."""
-        if self.asked is None:
+        if self.asked_model is None:
             return super()._get_invocation_params(stop=stop, **kwargs)
-        parameters: dict[str, Any] = self.asked._get_invocation_params(stop=stop, **kwargs)
+        parameters: dict[str, Any] = self.asked_model._get_invocation_params(stop=stop, **kwargs)
         return parameters
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        if self.asked is None:
+        if self.asked_model is None:
             return super()._get_ls_params(stop=stop, **kwargs)
-        return _ls_params(self.asked, stop, kwargs)
+        return _ls_params(self.asked_model, stop, kwargs)
 
     def bind_tools(self, tools: Sequence[Any], *, tool_choice: str | None = None, **options: Any) -> Runnable[Any, Any]:
         """The same model, which offers these tools as any other would."""
@@ -118,11 +118,13 @@ class RecordedChat(BaseChatModel):
         yield message_to_chunk(await self._atake_answer(run_manager))
 
     def _take_answer(self, run_manager: Any) -> AIMessage:
-        answer: AIMessage = self.source.take_answer(_run_of(run_manager), knows_settings=self.asked is not None)
+        answer: AIMessage = self.source.take_answer(_run_of(run_manager), knows_settings=self.asked_model is not None)
         return answer
 
     async def _atake_answer(self, run_manager: Any) -> AIMessage:
-        answer: AIMessage = await self.source.atake_answer(_run_of(run_manager), knows_settings=self.asked is not None)
+        answer: AIMessage = await self.source.atake_answer(
+            _run_of(run_manager), knows_settings=self.asked_model is not None
+        )
         return answer
 
 
@@ -132,7 +134,7 @@ class RecordedLLM(BaseLLM):
     model_config = ConfigDict(arbitrary_types_allowed=True)
     source: Any = Field(exclude=True)
     """An AnswerSource."""
-    asked: Any = Field(exclude=True)
+    asked_model: Any = Field(exclude=True)
     """The model that the app called."""
     cache: Any = Field(default=False, exclude=True)
 
@@ -142,11 +144,11 @@ class RecordedLLM(BaseLLM):
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
-        parameters: Mapping[str, Any] = self.asked._identifying_params
+        parameters: Mapping[str, Any] = self.asked_model._identifying_params
         return parameters
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        return _ls_params(self.asked, stop, kwargs)
+        return _ls_params(self.asked_model, stop, kwargs)
 
     # LangChain asks several prompts in one `_generate`, and tells it the run of the first one only.
 
@@ -209,7 +211,7 @@ def chat_stand_in(source: AnswerSource) -> Any:
         if is_own and model.source is source:
             return model, arguments
         fields = {name: getattr(model, name) for name in _CHAT_FIELDS}
-        fields |= {"name": model.name or type(model).__name__, "asked": None if is_own else model}
+        fields |= {"name": model.name or type(model).__name__, "asked_model": None if is_own else model}
         return prototype.model_copy(update=fields), arguments
 
     return stand_in
@@ -217,13 +219,13 @@ def chat_stand_in(source: AnswerSource) -> Any:
 
 def llm_stand_in(source: AnswerSource) -> Any:
     """Who answers in place of a completion model; see `model_entries.StandIn`."""
-    prototype = RecordedLLM(source=source, asked=None)
+    prototype = RecordedLLM(source=source, asked_model=None)
 
     def stand_in(model: Any, arguments: Arguments, entry: str) -> tuple[Any, Arguments]:  # noqa: ARG001
         if isinstance(model, RecordedLLM):
             return model, arguments
         fields = {name: getattr(model, name) for name in _LLM_FIELDS}
-        return prototype.model_copy(update=fields | {"asked": model}), arguments
+        return prototype.model_copy(update=fields | {"asked_model": model}), arguments
 
     return stand_in
 

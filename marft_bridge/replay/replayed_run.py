@@ -304,9 +304,9 @@ class _Replay:
 
     def _to_given(self, tool: RecordedTool) -> RecordedTool:
         """What is given back of a recorded run: with the replay's ids, where they stand for the recorded ones."""
-        given = replace(tool, result=self._ids.to_now(tool.result), output=self._ids.to_now(tool.output))
-        self._ids.note_given([given.result, given.output])
-        return given
+        given_tool = replace(tool, result=self._ids.to_now(tool.result), output=self._ids.to_now(tool.output))
+        self._ids.note_given([given_tool.result, given_tool.output])
+        return given_tool
 
     @contextmanager
     def tool_running(self) -> Iterator[None]:
