@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -69,19 +70,34 @@ def request_to_attributes(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _request_to_rest(parameters: Mapping[str, Any]) -> str | None:
-    """What else a request says of its answer, as JSON; None where it says nothing, or JSON has no form for it.
-
-    A form of the answer in another shape than OpenAI's, such as a class, is one that its client converts later.
-    """
-    rest = {name: parameters[name] for name in ("tool_choice", "response_format") if parameters.get(name) is not None}
-    response_format = rest.get("response_format")
-    if not isinstance(response_format, Mapping) or response_format.get("type") not in _RESPONSE_FORMATS:
-        rest.pop("response_format", None)
+    """What else a request says of its answer, as JSON; None where it says nothing, or JSON has no form for it."""
+    parts = {
+        "tool_choice": parameters.get("tool_choice"),
+        "response_format": _response_format_to_json(parameters.get("response_format")),
+    }
+    rest = {name: part for name, part in parts.items() if part is not None}
     try:
         text = json.dumps(rest, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
         return None
     return text if rest and len(text) <= MAX_LENGTH else None
+
+
+def _response_format_to_json(response_format: Any) -> Any:
+    """OpenAI's form, also of a class that stands for its schema; None for any other, which a client converts later."""
+    if isinstance(response_format, type):
+        return _class_to_response_format(response_format)
+    is_openais = isinstance(response_format, Mapping) and response_format.get("type") in _RESPONSE_FORMATS
+    return response_format if is_openais else None
+
+
+@functools.lru_cache(maxsize=64)  # a node declares the same class in each of its calls
+def _class_to_response_format(declared: Any) -> Any:
+    try:
+        schema = declared.model_json_schema()
+    except Exception:  # noqa: BLE001 - no class of pydantic, or one with parts that have no schema
+        return None
+    return {"type": "json_schema", "json_schema": {"name": declared.__name__, "schema": schema}}
 
 
 def answer_to_attributes(response: LLMResult) -> dict[str, Any]:

@@ -663,6 +663,10 @@ class Missing(BaseModel):
     n: int
 
 
+class BusyAnswer(BaseModel):
+    n: str
+
+
 def fail_with_local() -> None:
     class LocalError(BusyError):
         """No module has it."""
@@ -1069,6 +1073,11 @@ def in_form(kind: str) -> dict[str, Any]:
             ({}, OFFERED | in_form("object")),
             ({}, OFFERED | in_form("array")),
             'response_format.json_schema.schema.type: recorded "object", now "array"',
+        ),
+        (
+            ({}, {"response_format": Missing}),
+            ({}, {"response_format": BusyAnswer}),
+            'response_format.json_schema.name: recorded "Missing", now "BusyAnswer"',
         ),
         (
             ({}, OFFERED | {"tool_choice": "required"}),
