@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +13,7 @@ from marft_bridge.model_calls.teacher import TeacherAnswer
 from marft_bridge.model_calls.token_capture import ExactTokens
 from marft_bridge.recording.run_facts import value_to_text
 from marft_bridge.recording.span_messages import generation_to_message, messages_to_text, text_to_message, to_json
+from marft_bridge.recording.tool_definitions import MAX_LENGTH
 from trace_store import conventions as names
 from trace_store.packed import floats_to_text, ints_to_text
 
@@ -33,6 +36,7 @@ _PROVIDERS = {
 
 _DRAWN_IDS = ("lc_", "run-")  # how the ids begin that LangChain gives to messages that have none
 
+_RESPONSE_FORMATS = ("json_object", "json_schema")
 _REQUEST_KEYS = {
     "temperature": names.REQUEST_TEMPERATURE,
     "top_p": names.REQUEST_TOP_P,
@@ -60,7 +64,40 @@ def request_to_attributes(parameters: Mapping[str, Any]) -> dict[str, Any]:
         attributes[names.REQUEST_CHOICES] = choices
     if parameters.get("stream") is True:
         attributes[names.REQUEST_STREAM] = True
+    if (rest := _request_to_rest(parameters)) is not None:
+        attributes[names.REQUEST_REST] = rest
     return attributes
+
+
+def _request_to_rest(parameters: Mapping[str, Any]) -> str | None:
+    """What else a request says of its answer, as JSON; None where it says nothing, or JSON has no form for it."""
+    parts = {
+        "tool_choice": parameters.get("tool_choice"),
+        "response_format": _response_format_to_json(parameters.get("response_format")),
+    }
+    rest = {name: part for name, part in parts.items() if part is not None}
+    try:
+        text = json.dumps(rest, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return text if rest and len(text) <= MAX_LENGTH else None
+
+
+def _response_format_to_json(response_format: Any) -> Any:
+    """OpenAI's form, also of a class that stands for its schema; None for any other, which a client converts later."""
+    if isinstance(response_format, type):
+        return _class_to_response_format(response_format)
+    is_openais = isinstance(response_format, Mapping) and response_format.get("type") in _RESPONSE_FORMATS
+    return response_format if is_openais else None
+
+
+@functools.lru_cache(maxsize=64)  # a node declares the same class in each of its calls
+def _class_to_response_format(declared: Any) -> Any:
+    try:
+        schema = declared.model_json_schema()
+    except Exception:  # noqa: BLE001 - no class of pydantic, or one with parts that have no schema
+        return None
+    return {"type": "json_schema", "json_schema": {"name": declared.__name__, "schema": schema}}
 
 
 def answer_to_attributes(response: LLMResult) -> dict[str, Any]:

@@ -58,14 +58,14 @@ def tools_to_single_lineage(offered_tools: Mapping[str, Collection[str]]) -> dic
     tools_by_name: dict[str, list[str]] = {}
     for node, tools in offered_tools.items():
         for tool in sorted(tools):
-            tools_by_name.setdefault(f"{ONE_TOOL_OF}{node}/{_tool_name(tool)}", []).append(tool)
+            tools_by_name.setdefault(f"{ONE_TOOL_OF}{node}/{tool_name(tool)}", []).append(tool)
     return {
         name: text_sha256(tools[0] if len(tools) == 1 else canonical_json(tools))
         for name, tools in tools_by_name.items()
     }
 
 
-def _tool_name(tool: str) -> str:
+def tool_name(tool: str) -> str:
     """The name of a tool, given as canonical JSON. A name with a slash is not used: it would read as a node's path."""
     parsed_tool = json.loads(tool) if tool.startswith("{") else {}
     definition = parsed_tool.get("function", parsed_tool)

@@ -89,7 +89,7 @@ class Outcome:
             return f"{place}: not replayed: {self.reason}"
         if self.replayed.divergence is not None:
             return f"{place}: diverged: {self.replayed.divergence}"
-        counted = f"{self.replayed.call_count} calls in {self.replayed.seconds:.2f} s"
+        counted = f"{self.replayed.call_count} calls in {self.replayed.seconds:.2f} s of the app's run"
         note = "" if self.replayed.note is None else f" ({self.replayed.note})"
         return f"{place}: same, {counted}, recorded in {self.replayed.recorded_seconds:.2f} s{note}"
 
@@ -230,7 +230,7 @@ def replay(
         print_line(
             console,
             f"{counts['same']} of {counts['episodes']} episodes came out the same, {counts['diverged']} diverged,"
-            f" {counts['not_replayed']} could not be replayed; {counts['seconds']:.2f} s, recorded in"
-            f" {counts['recorded_seconds']:.2f} s",
+            f" {counts['not_replayed']} could not be replayed; the app ran {counts['seconds']:.2f} s, loading and"
+            f" comparing apart, and {counts['recorded_seconds']:.2f} s when it was recorded",
         )
     return counts["same"] == counts["episodes"]

@@ -21,6 +21,7 @@ Kind = Literal[
     "order",  # a call before one that it came after
     "tool",  # a tool that was called otherwise
     "tools offered",  # a call that offers the model other tools
+    "options",  # a call that asks its model otherwise: temperature, stop texts
     "connection",  # a node that connects to something past its models and tools
     "outcome",  # a run that fails, or ends otherwise
     "edges",  # calls that depend on other calls

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from langchain_core.messages import AIMessage
 
 from marft_bridge.replay.json_texts import map_texts
 
+_Recorded = TypeVar("_Recorded")
 # UUIDs, also without their hyphens, and addresses of objects. Other texts of 32 digits (a digest) and other numbers (a
 # colour) are the app's.
 _DRAWN = re.compile(
@@ -45,7 +46,7 @@ class DrawnIds:
                     self._to_now[drawn] = self._to_recorded[drawn] = drawn
 
     def fit(self, recorded: Any, now: Any) -> bool:
-        """Whether the ids of a prompt stand for those of a recorded one that equals it by `number_ids`."""
+        """Whether the ids of a value stand for those of a recorded one that equals it by `number_ids`."""
         recorded_ids, ids_now = list(_find(recorded)), list(_find(now))
         with self._lock:
             return len(recorded_ids) == len(ids_now) and all(
@@ -53,8 +54,32 @@ class DrawnIds:
                 for was, drawn in zip(recorded_ids, ids_now, strict=True)
             )
 
+    def find_same(
+        self,
+        recorded: Sequence[_Recorded],
+        now: Any,
+        *,
+        to_json: Callable[[_Recorded], Any],
+        to_key: Callable[[Any], Any] | None = None,
+    ) -> list[_Recorded]:
+        """Those of `recorded` that `now` is; where none is, those that it may be: with the same key, and ids that fit.
+
+        Args:
+            now: what the replay has, as JSON.
+            to_json: the same of one that is recorded.
+            to_key: what has to be the same; None: all, with its ids by number.
+        """
+        if equal := [record for record in recorded if self.to_now(to_json(record)) == now]:
+            return equal
+        make_key = to_key or number_ids
+        key = make_key(now)
+        return [record for record in recorded if make_key(to_json(record)) == key and self.fit(to_json(record), now)]
+
     def note_pair(self, recorded: Any, now: Any) -> None:
-        """Notes that the ids of a prompt stand for those of the recorded one, which they fit."""
+        """Notes that the ids of a value stand for those of the recorded one, which they fit."""
+        if self.to_now(recorded) == now:  # also where the keys of a table stand in another order
+            self.note_given(now)
+            return
         with self._lock:
             for was, drawn in zip(_find(recorded), _find(now), strict=True):
                 self._to_now.setdefault(was, drawn)

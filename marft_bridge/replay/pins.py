@@ -1,39 +1,48 @@
 """The clock and the random numbers of an app -> those of its recorded run, while it is replayed.
 
 Random numbers: `random` and numpy begin with the seed that is given. The clock stands at the start of the recorded run
-for the app's own modules: those that lie neither in Python's library nor among installed packages, by the names
-that they hold when the replay begins. Invariants: libraries, LangGraph and the recorder keep their clock; the state of
-all of it is as before when the block ends.
+for the app's own modules, by the names that they hold when the replay begins: those that lie neither in Python's
+library nor in installed packages, and, wherever they lie, those in which the graph's nodes are defined, with the rest
+of their packages. Invariants: LangGraph, LangChain, the recorder and what else no node is defined in keep their clock;
+the state of all of it is as before when the block ends.
 """
 
 from __future__ import annotations
 
 import datetime as real_datetime
+import functools
 import random
 import sys
 import sysconfig
 import time as real_time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+NO_CLOCK = "freeze_time stopped no clock: no module of the app's holds time or datetime"
 _LIBRARIES = tuple(
     str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 _OWN_PACKAGES = ("marft_bridge", "trace_store", "trainers")
+_FRAMEWORKS = (*_OWN_PACKAGES, "langchain", "langchain_classic", "langchain_core", "langgraph")
+_PARTS = (  # attributes by which graphs, nodes, runnables and tools hold what they call
+    *("nodes", "builder", "branches", "bound", "runnable", "fallbacks", "default", "steps", "steps__"),
+    *("first", "middle", "last", "func", "afunc", "coroutine", "tools_by_name", "_tools_by_name"),
+)
 
 
 @contextmanager
-def pinned(*, start_ns: int, freeze_time: bool, seed: int | None) -> Iterator[None]:
-    """While the block runs: the clock at `start_ns` of Unix time, and random numbers from `seed`, where asked for."""
+def pinned(graph: Any, *, start_ns: int, freeze_time: bool, seed: int | None) -> Iterator[bool]:
+    """While the block runs: the clock at `start_ns` of Unix time, and random numbers from `seed`, where asked for.
+
+    Gives whether any module of the app's got a clock that stands. `graph` is the compiled graph.
+    """
     with ExitStack() as stack:
         if seed is not None:
             stack.enter_context(_seeded(seed))
-        if freeze_time:
-            stack.enter_context(_frozen(start_ns))
-        yield
+        yield stack.enter_context(_frozen(graph, start_ns)) if freeze_time else False
 
 
 @contextmanager
@@ -53,28 +62,68 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def _frozen(start_ns: int) -> Iterator[None]:
+def _frozen(graph: Any, start_ns: int) -> Iterator[bool]:
     replacements = _frozen_names(start_ns)
     changed: list[tuple[dict[str, Any], str, Any]] = []
-    for module in list(sys.modules.values()):
-        if not _is_apps_own(module):
-            continue
-        names = vars(module)
+    for names in _names_of_app(graph):
         for name, value in list(names.items()):
             frozen = replacements.get(id(value))
             if frozen is not None:
                 changed.append((names, name, value))
                 names[name] = frozen
     try:
-        yield
+        yield bool(changed)
     finally:
         for names, name, value in changed:
             names[name] = value
 
 
-def _is_apps_own(module: ModuleType | None) -> bool:
+def _names_of_app(graph: Any) -> list[dict[str, Any]]:
+    """The names that the app's own modules hold: see above."""
+    of_nodes = [function.__globals__ for function in _graph_to_functions(graph)]
+    of_nodes = [names for names in of_nodes if _to_package(names) not in (*_FRAMEWORKS, *sys.stdlib_module_names)]
+    packages = {_to_package(names) for names in of_nodes} - {""}
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    modules = [module for module in modules if _to_package(vars(module)) in packages or _is_apps_own(module)]
+    return list({id(names): names for names in (*map(vars, modules), *of_nodes)}.values())
+
+
+def _graph_to_functions(graph: Any) -> Iterator[FunctionType]:
+    """The functions that the nodes, routers and tools of a compiled graph call, those of its subgraphs too."""
+    parts: list[Any] = [graph]
+    visited: dict[int, Any] = {}  # by identity, since parts need not be hashable
+    while parts:
+        part = parts.pop()
+        if part is None or isinstance(part, (str, type)) or id(part) in visited:
+            continue
+        visited[id(part)] = part
+        if isinstance(part, FunctionType):
+            if (decorated := getattr(part, "__wrapped__", None)) is None:
+                yield part
+            parts.append(decorated)
+        elif isinstance(part, MethodType):
+            parts.append(part.__func__)
+        elif isinstance(part, functools.partial):
+            parts += [part.func, *filter(callable, part.args)]
+        elif isinstance(part, Mapping):
+            parts += part.values()
+        elif isinstance(part, (list, tuple)):
+            parts += part
+        else:
+            fields = getattr(part, "__dict__", {})
+            parts += [fields.get(name) for name in _PARTS]
+            methods = [getattr(type(part), name, None) for name in ("__call__", "invoke", "ainvoke")]
+            parts += [method for method in methods if isinstance(method, FunctionType)]
+
+
+def _to_package(names: Mapping[str, Any]) -> str:
+    """The outermost package of the module that holds these names; empty where they have no module."""
+    return str(names.get("__name__") or "").partition(".")[0]
+
+
+def _is_apps_own(module: ModuleType) -> bool:
     path = getattr(module, "__file__", None)
-    if not isinstance(path, str) or module is None or module.__name__.partition(".")[0] in _OWN_PACKAGES:
+    if not isinstance(path, str) or _to_package(vars(module)) in _OWN_PACKAGES:
         return False
     return not str(Path(path).resolve()).startswith(_LIBRARIES) and "site-packages" not in path
 

@@ -1,7 +1,7 @@
 """The calls of a record and the calls of its replay -> which recorded call answers which, and when.
 
-A call is known by its node and its prompt, in which ids that a run draws stand for each other; among equal ones by the
-tools around it, then by the execution that makes it, then by their order.
+A call is known by its node and its prompt, in which ids that a run draws stand for each other; among equal ones by what
+else it asked for, by the tools around it, then by the execution that makes it, then by their order.
 Answers come back in the order in which they came: a call that is early waits for those that had ended before it, so
 that calls that run beside each other end as they did. A call that the app itself gave up waiting for, by a timeout or
 because another one was faster, has no answer: it waits until the app gives it up again, and answers that came after it
@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
+from marft_bridge.replay.call_options import CallOptions, options_divergence
 from marft_bridge.replay.divergence import Divergence, prompt_difference
 from marft_bridge.replay.drawn_ids import DrawnIds
 from marft_bridge.replay.equal_calls import EqualCalls
@@ -76,10 +77,13 @@ class RecordedAnswers:
         """The recorded calls that nobody has made yet, by their start."""
         return [call for call in self._calls.values() if call.action_id not in self._claimed]
 
-    def claim(self, node: str, prompt: list[Any], rank: int, tools: tuple[str, ...]) -> RecordedCall | Divergence:
+    def claim(
+        self, node: str, prompt: list[Any], *, options: CallOptions, rank: int, tools: tuple[str, ...]
+    ) -> RecordedCall | Divergence:
         """The recorded call that answers one that is made now.
 
         Args:
+            options: what it asks for besides its prompt.
             rank: of the execution that makes it.
             tools: that it is made inside of, as `RecordedCall.tools`.
         """
@@ -92,7 +96,16 @@ class RecordedAnswers:
             if not same_calls:
                 return self._unknown_call(node, prompt, open_calls)
             same_calls = [call for call in same_calls if self._ids.to_now(call.prompt) == prompt] or same_calls
-            same_calls = [call for call in same_calls if call.tools == tools] or same_calls
+            differences = [options_divergence(call.options, options, node, number=call.number) for call in same_calls]
+            if differing := [difference for difference in differences if difference is not None]:
+                if len(differing) == len(same_calls):
+                    index = next((index for index, call in enumerate(same_calls) if call.rank == rank), 0)
+                    self._suspect_missing(same_calls[index], self._claimed)
+                    return differing[index]
+                pairs = zip(same_calls, differences, strict=True)
+                same_calls = [call for call, difference in pairs if difference is None]
+            tools_now = list(tools)
+            same_calls = [call for call in same_calls if self._ids.to_now(list(call.tools)) == tools_now] or same_calls
             call = next((call for call in same_calls if call.rank == rank), same_calls[0])
             if any(each.answer != call.answer for each in same_calls):
                 call = self._equal_calls.choose(node, same_calls, default=call)

@@ -6,7 +6,7 @@ Invariant: whatever the model, no request is made; a call that the record has no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel
+from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import (
@@ -39,10 +40,13 @@ _LLM_FIELDS = ("callbacks", "tags", "metadata", "verbose", "name")
 class AnswerSource(Protocol):
     """Gives back the answers of a record."""
 
-    def take_answer(self, run_id: UUID | None) -> AIMessage:
-        """The answer of the call with this run id, when it is due. Raises what the call raised, or DivergedError."""
+    def take_answer(self, run_id: UUID | None, *, knows_settings: bool = True) -> AIMessage:
+        """The answer of the call with this run id, when it is due. Raises what the call raised, or DivergedError.
 
-    async def atake_answer(self, run_id: UUID | None) -> AIMessage:
+        `knows_settings`: the model that the app called has its own, which are to be compared.
+        """
+
+    async def atake_answer(self, run_id: UUID | None, *, knows_settings: bool = True) -> AIMessage:
         """As `take_answer`."""
 
 
@@ -52,11 +56,25 @@ class RecordedChat(BaseChatModel):
     model_config = ConfigDict(arbitrary_types_allowed=True)
     source: Any = Field(default=None, exclude=True)
     """An AnswerSource; None for a model that an app is built with, which the replay's own stands in for."""
+    asked_model: Any = Field(default=None, exclude=True)
+    """The model that the app called; None where it was built with one of these, whose settings nobody gave."""
     cache: Any = Field(default=False, exclude=True)
 
     @property
     def _llm_type(self) -> str:
         return "recorded"
+
+    def _get_invocation_params(self, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
+        """What callbacks, and so the recorder, are told that the app asked for."""
+        if self.asked_model is None:
+            return super()._get_invocation_params(stop=stop, **kwargs)
+        parameters: dict[str, Any] = self.asked_model._get_invocation_params(stop=stop, **kwargs)
+        return parameters
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        if self.asked_model is None:
+            return super()._get_ls_params(stop=stop, **kwargs)
+        return _ls_params(self.asked_model, stop, kwargs)
 
     def bind_tools(self, tools: Sequence[Any], *, tool_choice: str | None = None, **options: Any) -> Runnable[Any, Any]:
         """The same model, which offers these tools as any other would."""
@@ -70,7 +88,7 @@ class RecordedChat(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,  # noqa: ARG002
     ) -> ChatResult:
-        return message_to_result(self.source.take_answer(_run_of(run_manager)))
+        return message_to_result(self._take_answer(run_manager))
 
     async def _agenerate(
         self,
@@ -79,7 +97,7 @@ class RecordedChat(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,  # noqa: ARG002
     ) -> ChatResult:
-        return message_to_result(await self.source.atake_answer(_run_of(run_manager)))
+        return message_to_result(await self._atake_answer(run_manager))
 
     def _stream(
         self,
@@ -88,7 +106,7 @@ class RecordedChat(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,  # noqa: ARG002
     ) -> Iterator[ChatGenerationChunk]:
-        yield message_to_chunk(self.source.take_answer(_run_of(run_manager)))
+        yield message_to_chunk(self._take_answer(run_manager))
 
     async def _astream(
         self,
@@ -97,7 +115,17 @@ class RecordedChat(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,  # noqa: ARG002
     ) -> AsyncIterator[ChatGenerationChunk]:
-        yield message_to_chunk(await self.source.atake_answer(_run_of(run_manager)))
+        yield message_to_chunk(await self._atake_answer(run_manager))
+
+    def _take_answer(self, run_manager: Any) -> AIMessage:
+        answer: AIMessage = self.source.take_answer(_run_of(run_manager), knows_settings=self.asked_model is not None)
+        return answer
+
+    async def _atake_answer(self, run_manager: Any) -> AIMessage:
+        answer: AIMessage = await self.source.atake_answer(
+            _run_of(run_manager), knows_settings=self.asked_model is not None
+        )
+        return answer
 
 
 class RecordedLLM(BaseLLM):
@@ -106,11 +134,21 @@ class RecordedLLM(BaseLLM):
     model_config = ConfigDict(arbitrary_types_allowed=True)
     source: Any = Field(exclude=True)
     """An AnswerSource."""
+    asked_model: Any = Field(exclude=True)
+    """The model that the app called."""
     cache: Any = Field(default=False, exclude=True)
 
     @property
     def _llm_type(self) -> str:
         return "recorded"
+
+    @property
+    def _identifying_params(self) -> Mapping[str, Any]:
+        parameters: Mapping[str, Any] = self.asked_model._identifying_params
+        return parameters
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        return _ls_params(self.asked_model, stop, kwargs)
 
     # LangChain asks several prompts in one `_generate`, and tells it the run of the first one only.
 
@@ -169,24 +207,33 @@ def chat_stand_in(source: AnswerSource) -> Any:
     prototype = RecordedChat(source=source)
 
     def stand_in(model: Any, arguments: Arguments, entry: str) -> tuple[Any, Arguments]:  # noqa: ARG001
-        if isinstance(model, RecordedChat) and model.source is source:
+        is_own = isinstance(model, RecordedChat)
+        if is_own and model.source is source:
             return model, arguments
         fields = {name: getattr(model, name) for name in _CHAT_FIELDS}
-        return prototype.model_copy(update=fields | {"name": model.name or type(model).__name__}), arguments
+        fields |= {"name": model.name or type(model).__name__, "asked_model": None if is_own else model}
+        return prototype.model_copy(update=fields), arguments
 
     return stand_in
 
 
 def llm_stand_in(source: AnswerSource) -> Any:
     """Who answers in place of a completion model; see `model_entries.StandIn`."""
-    prototype = RecordedLLM(source=source)
+    prototype = RecordedLLM(source=source, asked_model=None)
 
     def stand_in(model: Any, arguments: Arguments, entry: str) -> tuple[Any, Arguments]:  # noqa: ARG001
         if isinstance(model, RecordedLLM):
             return model, arguments
-        return prototype.model_copy(update={name: getattr(model, name) for name in _LLM_FIELDS}), arguments
+        fields = {name: getattr(model, name) for name in _LLM_FIELDS}
+        return prototype.model_copy(update=fields | {"asked_model": model}), arguments
 
     return stand_in
+
+
+def _ls_params(model: Any, stop: list[str] | None, options: Mapping[str, Any]) -> LangSmithParams:
+    """What callbacks are told of a model besides: its name, where its parameters do not have it."""
+    parameters: LangSmithParams = model._get_ls_params(stop=stop, **options)
+    return parameters
 
 
 _asked_together: ContextVar[Sequence[UUID]] = ContextVar("marft_asked_together", default=())

@@ -22,6 +22,7 @@ from langgraph.types import Command, Send
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.recording.value_forms import ValuePath, forms_to_value, is_message_form
+from marft_bridge.replay.call_options import CallOptions, spans_to_options
 from trace_store import conventions as c
 from trace_store.assemble import spans_to_trajectory
 from trace_store.attributes import Malformed
@@ -131,6 +132,7 @@ class RecordedCall:
     namespace: str  # LangGraph's, of the execution that made it
     rank: int  # of that execution among those of its node, from 0
     tools: tuple[str, ...] = ()  # that it was made inside of, innermost first: name and arguments as JSON
+    options: CallOptions = field(default_factory=CallOptions)  # what else it asked for
 
     @property
     def has_no_end(self) -> bool:
@@ -240,6 +242,7 @@ def spans_to_run(spans: Sequence[SpanRow]) -> RecordedRun:
     by_id = {span.span_id: span for span in spans}
     nodes = {action.action_id: action.node for action in trajectory.actions}
     ranks = spans_to_ranks(by_start)
+    options = spans_to_options(by_start, trajectory.episode, is_dated=c.RUN_CONFIG not in root.attributes)
     numbers: Counter[str] = Counter()
     calls: list[RecordedCall] = []
     for span in by_start:
@@ -247,7 +250,8 @@ def spans_to_run(spans: Sequence[SpanRow]) -> RecordedRun:
             continue
         node = nodes.get(span.span_id, "")
         numbers[node] += 1
-        calls.append(_span_to_call(span, node, numbers[node], ranks=ranks, by_id=by_id, episode_id=episode_id))
+        call = _span_to_call(span, node, numbers[node], ranks=ranks, by_id=by_id, episode_id=episode_id)
+        calls.append(replace(call, options=options[span.span_id]))
     around_calls = {
         outer for span in spans if span.operation in (c.CHAT, c.INVOKE_AGENT) for outer in tools_around(span, by_id)
     }

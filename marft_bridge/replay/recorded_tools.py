@@ -22,7 +22,8 @@ from uuid import UUID
 from langchain_core.tools import BaseTool
 from langchain_core.tools.base import ToolException
 
-from marft_bridge.replay.divergence import Divergence, first_words
+from marft_bridge.replay.divergence import Divergence, value_difference
+from marft_bridge.replay.drawn_ids import DrawnIds, number_ids
 from marft_bridge.replay.recorded_run import RecordedTool
 
 _lock = threading.Lock()
@@ -68,13 +69,25 @@ def tools_like(tools: Sequence[RecordedTool], name: str, node: str, *, call_id: 
     return candidates
 
 
-def tool_divergence(node: str, name: str, arguments: Any, open_tools: Sequence[RecordedTool]) -> Divergence:
-    """What is said of a tool run that the record does not have; `open_tools` are those that it may have been."""
+def tool_divergence(
+    node: str, name: str, arguments: Any, *, open_tools: Sequence[RecordedTool], ids: DrawnIds | None = None
+) -> Divergence:
+    """What is said of a tool run that the record does not have.
+
+    Args:
+        arguments: of the run, as JSON.
+        open_tools: those that it may have been.
+        ids: which of the record stand for which of the run, as far as that is known; None: each for itself.
+    """
     if not open_tools:
         text = f"it runs the tool {name}, and the record has no such run that is left"
         return Divergence("tool", node, None, text=text, replayed=json.dumps(arguments, default=str))
-    _, recorded_words, words = first_words(json.dumps(open_tools[0].arguments), json.dumps(arguments, default=str))
-    text = f"it runs the tool {name} with other arguments"
+    recorded = open_tools[0].arguments
+    difference = value_difference(number_ids(recorded), number_ids(arguments))
+    if difference is None:  # but for ids that stand for others
+        difference = value_difference(recorded if ids is None else ids.to_now(recorded), arguments)
+    path, recorded_words, words = difference or ("", None, None)
+    text = f"it runs the tool {name} with other arguments{f', at {path}' if path else ''}"
     return Divergence("tool", node, None, text=text, recorded=recorded_words, replayed=words)
 
 

@@ -24,8 +24,10 @@ from typing import Any, Literal
 from uuid import UUID
 
 from langchain_core.messages import AIMessage
+from langgraph.pregel import Pregel
 from langgraph.types import Interrupt
 
+from marft_bridge.common.errors import GraphError
 from marft_bridge.config.record import RecordOptions
 from marft_bridge.model_calls.clients.hooks import clients_answered_by
 from marft_bridge.model_calls.model_entries import stand_in_for_models
@@ -38,6 +40,7 @@ from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import REDACTED, Redactor
 from marft_bridge.recording.value_forms import is_message_form
 from marft_bridge.recording.wrap import graph_to_original, wrap
+from marft_bridge.replay.call_options import OPTION_KEYS, attributes_to_options
 from marft_bridge.replay.connections import allowed_connections, refused_connections
 from marft_bridge.replay.declared_classes import graph_to_classes
 from marft_bridge.replay.divergence import (
@@ -49,7 +52,7 @@ from marft_bridge.replay.divergence import (
 from marft_bridge.replay.drawn_ids import DrawnIds, number_ids
 from marft_bridge.replay.equal_calls import EqualCalls
 from marft_bridge.replay.moments import RunMoments
-from marft_bridge.replay.pins import pinned
+from marft_bridge.replay.pins import NO_CLOCK, pinned
 from marft_bridge.replay.private_memory import PrivateMemory, memory_of_run, private_memory
 from marft_bridge.replay.recorded_answers import NOT_MADE, PATIENCE_S, RecordedAnswers
 from marft_bridge.replay.recorded_models import chat_stand_in, llm_stand_in
@@ -106,7 +109,7 @@ class Replayed:
     episode_id: str
     divergence: Divergence | None  # None: it came out the same
     call_count: int  # that were given their recorded answers
-    seconds: float
+    seconds: float  # that the graph ran, without what loading the record and comparing take
     recorded_seconds: float
     note: str | None = None  # what could not be compared, and why
 
@@ -159,14 +162,13 @@ class _Replay:
         self.moments = RunMoments(run.root.start_ns, run.root.end_ns) if options.freeze_time else None
         # In a run that was stopped from outside nobody knows of such a call who stopped it: the replay ends there.
         self._endless_ids = frozenset(call.action_id for call in run.calls if call.has_no_end and not run.was_cut)
-        inputs = (*_RECORDED_INPUTS, *((c.TOOL_RESULT,) if options.tools == "recorded" else ()))
-        self._ids = DrawnIds([span.attributes.get(key) for span in run.spans for key in inputs])
+        self._ids = DrawnIds([span.attributes.get(key) for span in run.spans for key in _RECORDED_INPUTS])
         self.answers = RecordedAnswers(
             run.calls,
             run.trajectory.edges,
             equal_calls=equal_calls,
             ids=self._ids,
-            to_key=lambda prompt: self.to_compared(number_ids(prompt)),
+            to_key=self._to_key,
             endless_ids=self._endless_ids,
         )
         self.divergence: Divergence | None = None
@@ -184,11 +186,17 @@ class _Replay:
         """A prompt or a result, recorded or of the replay, as it is compared: while the clock stands, without it."""
         return value if self.moments is None else self.moments.unify(value)
 
+    def _to_key(self, value: Any) -> Any:
+        """What of a prompt, or of the arguments of a tool, has to be the same."""
+        return self.to_compared(number_ids(value))
+
     def leave_out(self, given_tasks: GivenTasks) -> None:
         """Makes the calls and tools of these tasks none of those that are still to come."""
         copied_ids = given_tasks.span_ids
         self.answers.leave_out(copied_ids & {call.action_id for call in self._run.calls})
         self._open_tools = [tool for tool in self._run.tools if tool.span_id not in copied_ids]
+        copied_tools = [tool for tool in self._run.tools if tool.span_id in copied_ids]
+        self._ids.note_given([[tool.result, tool.output] for tool in copied_tools])
 
     def match_copies(self, open_tasks: OpenGivenTasks) -> None:
         """Notes which spans were copied from which of the record."""
@@ -202,15 +210,15 @@ class _Replay:
 
     # -- answers, see `recorded_models.AnswerSource` --------------------------------------------------------------
 
-    def take_answer(self, run_id: UUID | None) -> AIMessage:
-        call = self._claim(run_id)
+    def take_answer(self, run_id: UUID | None, *, knows_settings: bool = True) -> AIMessage:
+        call = self._claim(run_id, knows_settings=knows_settings)
         if call.action_id in self._endless_ids:
             raise self._no_answer(call, has_ended=self.answers.wait_for_end(self._wait_of(call)))
         self.answers.wait_turn(call)
         return self._give(call)
 
-    async def atake_answer(self, run_id: UUID | None) -> AIMessage:
-        call = self._claim(run_id)
+    async def atake_answer(self, run_id: UUID | None, *, knows_settings: bool = True) -> AIMessage:
+        call = self._claim(run_id, knows_settings=knows_settings)
         if call.action_id in self._endless_ids:
             raise self._no_answer(call, has_ended=await self.answers.await_end(self._wait_of(call)))
         await self.answers.await_turn(call)
@@ -229,7 +237,7 @@ class _Replay:
             return _CutError("the run has ended")
         return self.diverged(Divergence("extra call", call.node, call.number, text=GIVEN_UP))
 
-    def _claim(self, run_id: UUID | None) -> RecordedCall:
+    def _claim(self, run_id: UUID | None, *, knows_settings: bool) -> RecordedCall:
         self._raise_if_over()
         span = self._recorder.open_span_of(run_id)
         if span is None:
@@ -237,9 +245,11 @@ class _Replay:
             raise self.diverged(Divergence("extra call", calling_node(), None, text=text))
         namespace = str(span.attributes.get(c.CHECKPOINT_NS) or "")
         prompt = to_comparable_prompt(load_recorded(self._as_recorded(span, c.INPUT_MESSAGES)))
+        options = attributes_to_options({key: self._as_recorded(span, key) for key in OPTION_KEYS})
         call = self.answers.claim(
             str(span.attributes.get(c.NODE) or ""),
             prompt,
+            options=options if knows_settings else replace(options, settings=None),
             rank=self._recorder.rank_of(namespace),
             tools=self._recorder.tools_around(span),
         )
@@ -280,16 +290,23 @@ class _Replay:
         node = str(span.attributes.get(c.NODE) or "")
         with self._lock:
             tools = tools_like(self._open_tools, name, node, call_id=call_id)
-            same_tools = [tool for tool in tools if self._ids.to_now(tool.arguments) == arguments]
+            same_tools = self._ids.find_same(tools, arguments, to_json=lambda tool: tool.arguments, to_key=self._to_key)
             if same_tools:
+                self._ids.note_pair(same_tools[0].arguments, arguments)
                 self._open_tools.remove(same_tools[0])
                 self.matched_tools[span.span_id] = same_tools[0]
         # Of several that are the same and run at once nobody knows which this is.
         if self._options.tools == "run" or any(_is_run_of(each, same_tools[:1]) for each in self._run.tools):
             return RunIt()
         if not same_tools:
-            raise self.diverged(tool_divergence(node, name, arguments, open_tools=tools))
-        return same_tools[0]
+            raise self.diverged(tool_divergence(node, name, arguments, open_tools=tools, ids=self._ids))
+        return self._to_given(same_tools[0])
+
+    def _to_given(self, tool: RecordedTool) -> RecordedTool:
+        """What is given back of a recorded run: with the replay's ids, where they stand for the recorded ones."""
+        given_tool = replace(tool, result=self._ids.to_now(tool.result), output=self._ids.to_now(tool.output))
+        self._ids.note_given([given_tool.result, given_tool.output])
+        return given_tool
 
     @contextmanager
     def tool_running(self) -> Iterator[None]:
@@ -340,6 +357,15 @@ def _is_run_of(tool: RecordedTool, matched: Sequence[RecordedTool]) -> bool:
 # -- the run ----------------------------------------------------------------------------------------------------------
 
 
+def require_graph(graph: Any) -> None:
+    """Raises GraphError where `graph` is no compiled graph."""
+    if not isinstance(graph, Pregel):
+        raise GraphError(
+            f"replay: a {type(graph).__name__} is no compiled graph; give the one that .compile() returns, or that the"
+            " factory makes"
+        )
+
+
 def replay_run(
     graph: Any,
     run: RecordedRun,
@@ -362,8 +388,10 @@ def replay_run(
         given_tasks: tasks that get what they wrote, and whose nodes do not run; None: every node runs.
 
     Raises:
-        GraphError: the run goes on with one that was not replayed, or the graph cannot be run at all.
+        GraphError: `graph` is no compiled graph; the run goes on with one that was not replayed, or the graph cannot be
+            run at all.
     """
+    require_graph(graph)
     thread = thread or ReplayedThread()
     memory_at_start = thread.memory.copy() if _may_tie(run) else PrivateMemory()
     first: Replayed | None = None
@@ -434,7 +462,8 @@ def _replay_once(
         if not options.allow_connections:
             stack.enter_context(refused_connections(replay.refuse_connection))
         started_ns = run.root.start_ns
-        stack.enter_context(pinned(start_ns=started_ns, freeze_time=options.freeze_time, seed=options.seed))
+        pins = pinned(graph_to_original(graph), start_ns=started_ns, freeze_time=options.freeze_time, seed=options.seed)
+        clock_stands = stack.enter_context(pins)
         stack.enter_context(_set_for_run(current_episode, episode))
         stack.enter_context(_set_for_run(current_routing, Routing({}, actors=episode.actors)))
         began_s = time.perf_counter()
@@ -446,6 +475,10 @@ def _replay_once(
         lost += run.context(classes)[1]
         if divergence is not None and lost:
             divergence = replace(divergence, text=f"{divergence.text} ({LOST} {', '.join(lost)})")
+        if options.freeze_time and not clock_stands:
+            if divergence is not None:
+                divergence = replace(divergence, text=f"{divergence.text} ({NO_CLOCK})")
+            note = "; ".join(filter(None, (note, NO_CLOCK)))
         if divergence is None:
             _keep_ids(run, replay, episode.spans or [], thread=thread)
     recorded_seconds = (run.root.end_ns - run.root.start_ns) / 1e9

@@ -17,7 +17,7 @@ from typing import Any
 from marft_bridge.replay.earlier_runs import EarlierRunError, RunWithEarlier, load_with_earlier, replay_earlier
 from marft_bridge.replay.episodes import file_to_run, path_to_store
 from marft_bridge.replay.own_loop import call_without_loop
-from marft_bridge.replay.replayed_run import Replayed, ReplayOptions, replay_run
+from marft_bridge.replay.replayed_run import Replayed, ReplayOptions, replay_run, require_graph
 from marft_bridge.traces.episode_prefix import prefix_to_episode
 from marft_bridge.traces.store_reader import open_for_reading
 
@@ -46,11 +46,13 @@ def replay(
         allow_connections: whether the app's nodes may connect, to a database of theirs.
 
     Runs of the same thread that come before the episode are replayed first. Raises AssertionError, with the first
-    difference, where a run does not come out the same; a BridgeError where the episode cannot be replayed.
+    difference, where a run does not come out the same; a BridgeError where `app` is no compiled graph, or the episode
+    cannot be replayed.
     """
     __tracebackhide__ = True
     if tools not in ("recorded", "run"):
         raise ValueError(f"tools is 'recorded' or 'run', not {tools!r}")
+    require_graph(app)
     options = ReplayOptions(
         "run" if tools == "run" else "recorded",
         freeze_time=freeze_time,

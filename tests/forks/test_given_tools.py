@@ -167,7 +167,8 @@ def test_a_tool_of_the_repeated_part_that_is_called_otherwise_does_not_run_and_i
     made = fork(team, "answer")
     assert (made.episode.outcome, len(effects), team.sampled_since()) == ("failed", 2, {})
     assert made.episode.reason == (
-        'DivergedError: look: it runs the tool search with other arguments: recorded ""word"}", now ""another word"}"'
+        "DivergedError: look: it runs the tool search with other arguments, at query:"
+        ' recorded "word", now "another word"'
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,8 +106,8 @@ def test_every_episode_is_a_line_and_all_the_same_is_exit_code_0(
     assert code == 0
     for line, episode in zip((first, second), ids(project / "traces.duckdb"), strict=True):
         assert line.startswith(episode[:12])
-        assert ": same, 2 calls in " in line
-    assert summary.startswith("2 of 2 episodes came out the same, 0 diverged, 0 could not be replayed; ")
+        assert re.search(r": same, 2 calls in \d+\.\d\d s of the app's run, recorded in ", line)
+    assert summary.startswith("2 of 2 episodes came out the same, 0 diverged, 0 could not be replayed; the app ran ")
 
 
 def test_a_divergence_is_named_and_exits_with_1_also_as_json(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -301,6 +302,21 @@ def test_an_exported_file_is_an_apps_own_regression_test(project: Path, capsys: 
     (project / "episode.json").write_text("{}")
     with pytest.raises(GraphError, match="is not what `traces show EPISODE --json` writes"):
         replay(graph, project / "episode.json")
+
+
+@pytest.mark.parametrize("kind", ["str", "function", "StateGraph", "NoneType"])
+def test_what_is_no_compiled_graph_is_named_in_one_line(kind: str, project: Path) -> None:
+    apps: dict[str, Any] = {
+        "str": "app.py:graph",
+        "function": lambda: load(project / "app.py", APP.replace("ANSWERS", "0")),
+        "StateGraph": StateGraph(Reviewed),
+        "NoneType": None,
+    }
+    with pytest.raises(GraphError) as raised:
+        replay(apps[kind], ids(project / "traces.duckdb")[0], store=project / "traces.duckdb")
+    assert str(raised.value) == (
+        f"replay: a {kind} is no compiled graph; give the one that .compile() returns, or that the factory makes"
+    )
 
 
 def test_a_replay_works_inside_a_running_loop(project: Path) -> None:

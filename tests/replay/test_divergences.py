@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import datetime
+import importlib
 import json
 import operator
 import random
 import socket
+import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -36,13 +38,15 @@ from langgraph.graph import END, START, StateGraph, add_messages
 from langgraph.prebuilt import ToolNode
 from langgraph.types import RetryPolicy, Send
 from pydantic import BaseModel
-from support.edge_rig import SaysNext, recorded_traces, says
+from support.edge_rig import SaysNext, recorded_traces, says, source_to_function
 from support.replay_rig import differences, record_runs, replay_all
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
+from marft_bridge.replay import pins
+from marft_bridge.replay.recorded_models import RecordedChat
 from marft_bridge.replay.recorded_run import spans_to_run, tool_to_key
 from marft_bridge.replay.replayed_run import GIVEN_UP, ReplayOptions, replay_run
 from trace_store import conventions as c
@@ -263,6 +267,68 @@ def test_a_moment_of_the_run_in_a_prompt_is_the_same_while_the_clock_stands(form
     assert '"03:04:05.", now "03:04:06."' in changed
 
 
+NODE_WITH_CLOCK = """
+import datetime
+
+
+def moment():
+    return datetime.datetime.now().isoformat()
+
+
+def asks(_):
+    return {"answer": model.invoke(f"{moment()}").text}
+"""
+CLOCK = """
+import time
+from datetime import datetime
+
+
+def moment():
+    return datetime.fromtimestamp(time.time()).isoformat()
+"""
+
+
+@pytest.mark.parametrize("place", ["site-packages", "notebook"])
+def test_the_clock_stands_wherever_the_nodes_are_defined(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site-packages" / "installed_app"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "clock.py").write_text(CLOCK)
+    nodes = f"from installed_app import clock\n{NODE_WITH_CLOCK}"
+    (package / "nodes.py").write_text(nodes.replace("{moment", "{clock.moment"))
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    if place == "site-packages":
+        names = vars(importlib.import_module("installed_app.nodes"))
+    else:
+        names = {"__name__": "__main__"}
+        exec(NODE_WITH_CLOCK, names)  # noqa: S102 - written above
+    names["model"] = says("ok", "ok")
+    try:
+        (run,) = record_runs(chain(a=names["asks"]), [QUESTION], tmp_path)
+        time.sleep(0.01)
+        assert replay_run(chain(a=names["asks"]), run).divergence is not None
+        stopped = replay_run(chain(a=names["asks"]), run, options=ReplayOptions(freeze_time=True))
+    finally:
+        for name in [name for name in sys.modules if name.startswith("installed_app")]:
+            del sys.modules[name]
+    assert (stopped.divergence, stopped.note) == (None, None)
+
+
+@pytest.mark.parametrize("prompt", ["?", "!"])
+def test_a_clock_that_no_module_holds_is_said(prompt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "def node(_):\n    return {{'answer': model.invoke('{}').text}}"
+
+    def build(prompt: str) -> Any:
+        return chain(a=source_to_function(source.format(prompt), model=says("ok", "ok")))
+
+    (run,) = record_runs(build("?"), [QUESTION], tmp_path)
+    monkeypatch.setattr(pins, "_is_apps_own", lambda _: False)
+    one = replay_run(build(prompt), run, options=ReplayOptions(freeze_time=True))
+    assert pins.NO_CLOCK in (str(one.note) if prompt == "?" else str(one.divergence))
+
+
 def test_moments_that_are_made_while_the_clock_stands_are_kept_by_checkpoints(tmp_path: Path) -> None:
     class Notes(TypedDict, total=False):
         question: str
@@ -385,6 +451,36 @@ def test_ids_that_a_run_draws_into_a_prompt_stand_for_each_other_and_answers_quo
     assert swapped.startswith("a, call 2: message 0 (user) differs at word 2: ")
 
 
+def test_ids_that_a_run_draws_into_the_arguments_of_a_tool_stand_for_each_other_and_its_result_has_the_replays(
+    tmp_path: Path,
+) -> None:
+    ran: list[str] = []
+
+    def look(key: str, depth: int) -> str:
+        ran.append(key)
+        return f"shelf {depth} for {key}, ticket {uuid.uuid4()}"
+
+    looks = tool("look", description="Looks.")(look)
+
+    def build(depth: int = 1, *, swaps: bool = False) -> Any:
+        def asks(_: State) -> State:
+            keys = [str(uuid.uuid4()), str(uuid.uuid4())]
+            says("ok").invoke(" ".join(keys))
+            found = looks.invoke({"key": keys[swaps], "depth": depth})
+            return {"notes": [found, keys[0]], "answer": str(says("ok").invoke(f"{found} of {keys[0]}").text)}
+
+        return chain(a=asks)
+
+    (run,) = record_runs(build(), [QUESTION], tmp_path)
+    assert differences([replay_run(build(), run)]) == [None]
+    assert len(ran) == 1
+    assert differences([replay_run(build(), run, options=ReplayOptions(tools="run"))]) == [None]
+    (changed,) = differences([replay_run(build(2), run)])
+    assert changed == 'a: it runs the tool look with other arguments, at depth: recorded "1", now "2"'
+    (swapped,) = differences([replay_run(build(swaps=True), run)])
+    assert str(swapped).startswith('a: it runs the tool look with other arguments, at key: recorded "')
+
+
 def test_other_edges_of_the_same_calls_are_named(tmp_path: Path) -> None:
     def reads_plan(state: State) -> State:
         return {"answer": NeverAsked().invoke(f"{state['plan']} / 2 notes").text}
@@ -498,7 +594,7 @@ def test_a_tool_that_is_called_otherwise_is_named(tmp_path: Path) -> None:
 
     (run,) = record_runs(chain(a=asks("apple")), [QUESTION], tmp_path)
     (changed,) = differences([replay_run(chain(a=asks("pear")), run)])
-    assert changed == ('a: it runs the tool price with other arguments: recorded ""apple"}", now ""pear"}"')
+    assert changed == ('a: it runs the tool price with other arguments, at name: recorded "apple", now "pear"')
 
 
 # -- nothing leaves -------------------------------------------------------------------------------------------------
@@ -565,6 +661,10 @@ class UnnamedError(KeyError):
 
 class Missing(BaseModel):
     n: int
+
+
+class BusyAnswer(BaseModel):
+    n: str
 
 
 def fail_with_local() -> None:
@@ -850,7 +950,8 @@ def test_another_schema_of_a_tool_that_is_offered_is_named(tmp_path: Path) -> No
     (run,) = record_runs(offers("The price of a fruit."), [QUESTION], tmp_path)
     assert differences([replay_run(offers("The price of a fruit."), run)]) == [None]
     (changed,) = differences([replay_run(offers("What a fruit costs."), run)])
-    assert changed == "a: it offers its model another schema of the tool price"
+    sides = 'recorded "The price of a fruit.", now "What a fruit costs."'
+    assert changed == f"a, call 1: it offers its model another schema of the tool price, at description: {sides}"
 
 
 def test_one_call_of_several_that_are_the_same_goes_to_the_execution_that_made_it(tmp_path: Path) -> None:
@@ -922,3 +1023,129 @@ def test_a_prompt_with_a_secret_is_compared_as_it_was_written(tmp_path: Path) ->
     runs = record_runs(graph, [{"question": f"Is {secret} mine?"}], tmp_path)
     assert secret not in str(runs[0].spans)
     assert differences(replay_all(graph, runs)) == [None]
+
+
+# -- what a call asks for besides its prompt ---------------------------------------------------------------------------
+
+
+class Tuned(SaysNext):
+    """A model with settings, of which it reports those that it was given."""
+
+    served: str | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        settings = {"model_name": self.served, "temperature": self.temperature, "max_tokens": self.max_tokens}
+        return {name: setting for name, setting in settings.items() if setting is not None}
+
+
+def asks_with(settings: dict[str, Any], bound: dict[str, Any]) -> Any:
+    return chain(a=lambda _: {"answer": Tuned(**settings).bind(**bound).invoke("?").text})
+
+
+Options = tuple[dict[str, Any], dict[str, Any]]  # of the model, and of the call
+OFFERED = {"tools": [{"type": "function", "function": {"name": "price", "parameters": {"type": "object"}}}]}
+
+
+def in_form(kind: str) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": kind}}}}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now", "sentence"),
+    [
+        (
+            ({"temperature": 0.0}, {"stop": ["END"]}),
+            ({"temperature": 1.9, "max_tokens": 3}, {}),
+            'temperature: recorded "0.0", now "1.9"',
+        ),
+        (({}, {"temperature": 0.5}), ({}, {"temperature": 0.7}), 'temperature: recorded "0.5", now "0.7"'),
+        (({}, {}), ({"max_tokens": 3}, {}), 'max_tokens: recorded nothing, now "3"'),
+        (({}, {"stop": ["END", "!"]}), ({}, {}), "stop: recorded \"'END', '!'\", now nothing"),
+        (
+            ({}, {"response_format": {"type": "json_object"}}),
+            ({}, {}),
+            'response_format: recorded "{"type": "json_object"}", now nothing',
+        ),
+        (
+            ({}, OFFERED | in_form("object")),
+            ({}, OFFERED | in_form("array")),
+            'response_format.json_schema.schema.type: recorded "object", now "array"',
+        ),
+        (
+            ({}, {"response_format": Missing}),
+            ({}, {"response_format": BusyAnswer}),
+            'response_format.json_schema.name: recorded "Missing", now "BusyAnswer"',
+        ),
+        (
+            ({}, OFFERED | {"tool_choice": "required"}),
+            ({}, OFFERED),
+            'tool_choice: recorded "required", now nothing',
+        ),
+        (({"served": "one"}, {}), ({"served": "two"}, {}), 'model: recorded "one", now "two"'),
+        (({}, {"top_p": 0.5, "seed": 7}), ({}, {"top_p": 0.5, "seed": 8}), 'seed: recorded "7", now "8"'),
+    ],
+)
+def test_a_call_that_asks_its_model_otherwise_is_named_by_the_option(
+    recorded: Options, now: Options, sentence: str, tmp_path: Path
+) -> None:
+    (run,) = record_runs(asks_with(*recorded), [QUESTION], tmp_path)
+    assert differences([replay_run(asks_with(*recorded), run)]) == [None]
+    (changed,) = differences([replay_run(asks_with(*now), run)])
+    assert changed == f"a, call 1: it asks its model for another {sentence}"
+
+
+def test_what_others_put_in_the_place_of_the_apps_settings_is_not_compared(tmp_path: Path) -> None:
+    """A command's route, and the model that a factory is given in a replay."""
+    (run,) = record_runs(asks_with({"temperature": 0.5}, {}), [QUESTION], tmp_path)
+    changed = asks_with({"temperature": 0.7}, {})
+
+    def with_root(attributes: dict[str, Any]) -> Any:
+        return spans_to_run(
+            [
+                replace(span, attributes={**span.attributes, **attributes}) if span.parent_span_id is None else span
+                for span in run.spans
+            ]
+        )
+
+    assert replay_run(changed, run).divergence is not None
+    assert differences([replay_run(changed, with_root({c.SPLIT: "train"}))]) == [None]
+    assert differences([replay_run(changed, with_root({c.ADAPTERS: json.dumps({"a": 1})}))]) == [None]
+    built_with_none = chain(a=lambda _: {"answer": RecordedChat().invoke("?").text})
+    assert differences([replay_run(built_with_none, run)]) == [None]
+
+
+def test_equal_prompts_that_are_asked_with_other_options_keep_their_answers(tmp_path: Path) -> None:
+    class Waits(Tuned):
+        async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(0.05)
+            return self._generate(*args, **kwargs)
+
+    def build(order: Sequence[float]) -> Any:
+        async def asks(_: State) -> State:
+            models = [Waits(answers=[AIMessage(f"at {heat}")], temperature=heat) for heat in order]
+            answers = await asyncio.gather(*(model.ainvoke("?") for model in models))
+            return {"notes": sorted(f"{heat}: {answer.text}" for heat, answer in zip(order, answers, strict=True))}
+
+        return chain(a=asks)
+
+    (run,) = record_runs(build([0.0, 1.0]), [QUESTION], tmp_path)
+    assert run.output["notes"] == ["0.0: at 0.0", "1.0: at 1.0"]
+    assert differences([replay_run(build([1.0, 0.0]), run)]) == [None]
+
+
+def test_tools_that_another_call_of_the_node_offers_are_named(tmp_path: Path) -> None:
+    prices = tool("price", description="The price of a fruit.")(lambda: "1")
+
+    def build(offering: int) -> Any:
+        plain = ScriptedPolicy(script=lambda *_: "none needed")
+        models: list[Any] = [plain, plain]
+        models[offering] = plain.bind_tools([prices])
+        return chain(a=lambda _: {"notes": [model.invoke(f"{n}?").text for n, model in enumerate(models)]})
+
+    (run,) = record_runs(build(0), [QUESTION], tmp_path)
+    assert differences([replay_run(build(0), run)]) == [None]
+    (changed,) = differences([replay_run(build(1), run)])
+    assert changed == "a, call 1: it offers its model no longer the tool price"

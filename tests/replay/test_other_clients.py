@@ -149,6 +149,22 @@ def test_a_changed_prompt_of_another_client_is_named_and_not_sent(chat_url: str,
     assert changed == ('writer, call 1: message 0 (user) differs at word 2: recorded "four.", now "five."')
 
 
+def test_another_option_of_another_client_is_named(chat_url: str, tmp_path: Path) -> None:
+    with openai.OpenAI(base_url=chat_url, api_key="x", max_retries=0) as client:
+
+        def asks(temperature: float) -> Callable[[State], State]:
+            def ask(_: State) -> State:
+                answer = client.chat.completions.create(model="gpt", messages=QUESTION, temperature=temperature)
+                return {"out": answer.choices[0].message.content}
+
+            return ask
+
+        runs = record_runs(graph_of(asks(0.0)), [{"out": None}], tmp_path, is_async=False)
+        assert differences(replay_all(graph_of(asks(0.0)), runs)) == [None]
+        (changed,) = differences(replay_all(graph_of(asks(1.9)), runs))
+    assert changed == 'writer, call 1: it asks its model for another temperature: recorded "0.0", now "1.9"'
+
+
 def test_two_calls_at_once_of_another_client(chat_url: str, tmp_path: Path) -> None:
     async def asks_twice(_: State) -> State:
         async with openai.AsyncOpenAI(base_url=chat_url, api_key="x", max_retries=0) as own:
