@@ -107,12 +107,12 @@ class _Prefixes:
 
     def level_of(self, given_ids: frozenset[str], name: str) -> Level | None:
         """The level at which these actions are given again; None where there are no others."""
-        first = next((call for call in self._run.calls if call.action_id not in given_ids), None)
-        if first is None:
+        forked = next((call for call in self._run.calls if call.action_id not in given_ids), None)
+        if forked is None:
             return None
-        if _given_ids(self.at(first)) == given_ids:
-            return Level(self._run.episode_id, self.at(first), None)
-        prefix = given_to_prefix(self._parts, first, given_ids, tools=self._tools)
+        if _given_ids(self.at(forked)) == given_ids:
+            return Level(self._run.episode_id, self.at(forked), None)
+        prefix = given_to_prefix(self._parts, forked, given_ids, tools=self._tools)
         return Level(self._run.episode_id, prefix, name)
 
 

@@ -274,7 +274,7 @@ def _refuse_other_plan(store: TraceStore, planned: _Fork) -> None:
 
 def _report(store: TraceStore, planned: _Fork, reporter: Reporter, start: ThreadStart | None) -> None:
     forks = _read_forks(store, planned)
-    rewards = [each.reward for each in forks.values()]
+    rewards = [stored.reward for stored in forks.values()]
     worth = rewards_to_worth(planned.parent_reward, rewards, comparable=False)
     forked = planned.prefix.forked
     given_count = len(planned.prefix.given)
@@ -328,11 +328,14 @@ def _read_forks(store: TraceStore, planned: _Fork) -> dict[int, _StoredFork]:
     replaced = replaced_attempts(store, planned.run_id)
     request = planned.plan[0]
     return {
-        each.episode.sample: _StoredFork(
-            each.episode.episode_id, each.episode.outcome, each.episode.reason, reward=each.team_reward(planned.metric)
+        trajectory.episode.sample: _StoredFork(
+            trajectory.episode.episode_id,
+            trajectory.episode.outcome,
+            trajectory.episode.reason,
+            reward=trajectory.team_reward(planned.metric),
         )
-        for each in store.trajectories(run_ids=[planned.run_id], forks=True)  # by their start
-        if each.episode.episode_id not in replaced and episode_to_fork(each.episode) == request.fork
+        for trajectory in store.trajectories(run_ids=[planned.run_id], forks=True)  # by their start
+        if trajectory.episode.episode_id not in replaced and episode_to_fork(trajectory.episode) == request.fork
     }
 
 

@@ -230,7 +230,7 @@ class PrefixParts:
         self.cached_nodes = {str(s.attributes.get(c.NODE)) for s in run.spans if s.attributes.get(c.CACHED)}
         self._actions = {action.action_id: action for action in run.trajectory.actions}
         self._dependents: dict[str, Set[str]] = {}
-        self._given: dict[str, PrefixCall] = {}
+        self._given_calls: dict[str, PrefixCall] = {}
         self._redacted: dict[str, bool] = {}  # by the span of a call or a tool
 
     def dependents_of(self, action_id: str) -> Set[str]:
@@ -241,10 +241,10 @@ class PrefixParts:
 
     def call_to_given(self, call: RecordedCall) -> PrefixCall:
         """A call of the run as it is given again."""
-        if call.action_id not in self._given:
+        if call.action_id not in self._given_calls:
             span, action = self.spans[call.action_id], self._actions[call.action_id]
-            self._given[call.action_id] = _call_to_given(call, span, action)
-        return self._given[call.action_id]
+            self._given_calls[call.action_id] = _call_to_given(call, span, action)
+        return self._given_calls[call.action_id]
 
     def is_redacted_call(self, call: RecordedCall) -> bool:
         """Whether something is redacted of a call's prompt or answer."""

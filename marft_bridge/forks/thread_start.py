@@ -153,17 +153,17 @@ def _sort_out(store: TraceStore, run: RunWithEarlier) -> tuple[list[EarlierRun],
     """
     usable: list[EarlierRun] = []
     missing = None
-    for each in run.earlier:
+    for earlier in run.earlier:
         try:
-            reason = _reason_against(load_run(store, each.episode_id))
+            reason = _reason_against(load_run(store, earlier.episode_id))
         except GraphError:
-            if each.is_needed:
+            if earlier.is_needed:
                 raise
             continue  # of one that cannot be repeated nothing can be known
-        if each.is_needed or reason is None:
-            usable.append(each)
-        if each.is_needed and reason is not None and missing is None:
-            missing = f"episode {run.run.episode_id} goes on with {EARLIER}, {each.episode_id}, which {reason}"
+        if earlier.is_needed or reason is None:
+            usable.append(earlier)
+        if earlier.is_needed and reason is not None and missing is None:
+            missing = f"episode {run.run.episode_id} goes on with {EARLIER}, {earlier.episode_id}, which {reason}"
     return usable, missing
 
 

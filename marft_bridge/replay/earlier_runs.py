@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from marft_bridge.common.errors import GraphError
@@ -49,7 +50,7 @@ class RunWithEarlier:
     @property
     def way(self) -> list[EarlierRun]:
         """The runs that it goes on with, the oldest first."""
-        return [each for each in self.earlier if each.is_needed]
+        return [earlier for earlier in self.earlier if earlier.is_needed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +77,23 @@ def load_with_earlier(store: TraceStore, episode_id: str, ways: Ways | None = No
     ways = Ways(store) if ways is None else ways
     way = ways.way_to(episode_id)
     run = load_run(store, episode_id)
-    earlier = [EarlierRun(each, ways.started_ns(each), way[0], is_needed=True) for each in way[:-1]]
+    earlier = [EarlierRun(run_id, ways.started_ns(run_id), way[0], is_needed=True) for run_id in way[:-1]]
     if run.had_store:
         earlier += _find_beside(ways, way)
-    earlier.sort(key=lambda each: (each.started_ns, each.episode_id))
+    earlier.sort(key=attrgetter("started_ns", "episode_id"))
     return RunWithEarlier(run, earlier, way[0])
 
 
 def _find_beside(ways: Ways, way: Sequence[str]) -> list[EarlierRun]:
     """Without those whose own way is not in the store: they cannot be repeated."""
-    beside_ids = ways.beside(way)
+    beside_ids = ways.ids_beside(way)
     ways.read(beside_ids)
-    beside = []
+    runs = []
     for episode_id in beside_ids:
         with suppress(GraphError):
             branch = ways.way_to(episode_id)[0]
-            beside.append(EarlierRun(episode_id, ways.started_ns(episode_id), branch, is_needed=False))
-    return beside
+            runs.append(EarlierRun(episode_id, ways.started_ns(episode_id), branch, is_needed=False))
+    return runs
 
 
 def replay_earlier(
@@ -117,17 +118,17 @@ def replay_earlier(
     """
     repeated = RepeatedRuns(ReplayedThread())
     threads = {run.branch: repeated.thread}
-    last_ids = {each.branch: each.episode_id for each in run.earlier}
-    for each in run.earlier:
-        if each.branch not in threads:
-            threads[each.branch] = ReplayedThread(PrivateMemory(repeated.thread.memory))
+    last_ids = {earlier.branch: earlier.episode_id for earlier in run.earlier}
+    for earlier in run.earlier:
+        if earlier.branch not in threads:
+            threads[earlier.branch] = ReplayedThread(PrivateMemory(repeated.thread.memory))
         fault = _replay_one(
-            graph, each, threads[each.branch], options=options, load=load, settings=settings, runner=runner
+            graph, earlier, threads[earlier.branch], options=options, load=load, settings=settings, runner=runner
         )
         if fault is not None:
-            repeated.skipped.append(each.episode_id)
-        if each.episode_id == last_ids[each.branch]:
-            del threads[each.branch]
+            repeated.skipped.append(earlier.episode_id)
+        if earlier.episode_id == last_ids[earlier.branch]:
+            del threads[earlier.branch]
     return repeated
 
 

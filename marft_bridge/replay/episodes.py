@@ -125,7 +125,7 @@ class Ways:
             earlier_id = self._id_before(earlier_id)
         return list(reversed(way))
 
-    def beside(self, way: Sequence[str]) -> list[str]:
+    def ids_beside(self, way: Sequence[str]) -> list[str]:
         """The ids of the runs that may have left something in a store of LangGraph's for the last one of a way, by
         start.
 

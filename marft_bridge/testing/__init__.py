@@ -59,7 +59,7 @@ def replay(
         seed=seed,
         allow_connections=allow_connections,
     )
-    run, thread = _prepare(app, episode, store, options)
+    run, thread = _prepare(app, episode, store, options=options)
     replayed = call_without_loop(partial(replay_run, app, run, thread=thread, options=options))
     if replayed.divergence is not None:
         raise AssertionError(f"episode {replayed.episode_id} is not the same: {replayed.divergence}")
@@ -67,7 +67,7 @@ def replay(
 
 
 def _prepare(
-    app: Any, episode: str | Path, store: str | Path | None, options: ReplayOptions
+    app: Any, episode: str | Path, store: str | Path | None, *, options: ReplayOptions
 ) -> tuple[RecordedRun, ReplayedThread]:
     """The run, and its thread as the runs before it left it, which are loaded from the store one at a time."""
     __tracebackhide__ = True

@@ -7,6 +7,7 @@ the store has now: an episode that is erased since is none of them, and one whos
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 
 from marft_bridge.training.planned_forks import sampled_count
 from trace_store.records import Action, Trajectory
@@ -24,18 +25,18 @@ class RoundRuns:
 
     def __init__(self, run_id: str, number: int) -> None:
         self._run_id, self.number = run_id, number
-        self._kept: dict[str, tuple[int, Trajectory]] = {}  # by id, with the number of their rewards
+        self._entries: dict[str, tuple[int, Trajectory]] = {}  # by id, with the number of their rewards
 
     def read(self, store: TraceStore) -> list[Trajectory]:
         """Those that are stored, by their start. Their actions lack ids, log-probs and text; they have no edges."""
         counts: dict[str, int] = dict(store.sql(_REWARD_COUNTS, (self._run_id, self.number)))
-        self._kept = {name: kept for name, kept in self._kept.items() if counts.get(name) == kept[0]}
-        if new_ids := counts.keys() - self._kept.keys():
-            for each in store.trajectories(episode_ids=list(new_ids), forks=True):
-                episode_id = each.episode.episode_id
-                self._kept[episode_id] = (counts[episode_id], _without_tokens(each))
-        runs = [trajectory for _, trajectory in self._kept.values()]
-        return sorted(runs, key=lambda each: (each.episode.started_ns, each.episode.episode_id))
+        self._entries = {name: entry for name, entry in self._entries.items() if counts.get(name) == entry[0]}
+        if new_ids := counts.keys() - self._entries.keys():
+            for trajectory in store.trajectories(episode_ids=list(new_ids), forks=True):
+                episode_id = trajectory.episode.episode_id
+                self._entries[episode_id] = (counts[episode_id], _without_tokens(trajectory))
+        runs = [trajectory for _, trajectory in self._entries.values()]
+        return sorted(runs, key=attrgetter("episode.started_ns", "episode.episode_id"))
 
 
 def _without_tokens(trajectory: Trajectory) -> Trajectory:
