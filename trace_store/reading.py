@@ -56,6 +56,7 @@ class EpisodeFilter:
     split: str | None = None
     round: int | None = None
     variant: str | None = None
+    episode_ids: Sequence[str] | None = None
     forks: bool = False  # whether forks of other episodes are among them
 
     def condition(self) -> tuple[str, tuple[Any, ...]]:
@@ -65,6 +66,7 @@ class EpisodeFilter:
             "split = ?": self.split,
             '"round" = ?': self.round,
             "variant = ?": self.variant,
+            "episode_id IN (SELECT unnest(?::VARCHAR[]))": None if self.episode_ids is None else list(self.episode_ids),
         }
         active_conditions = {condition: value for condition, value in conditions.items() if value is not None}
         whole_episodes = [] if self.forks else ["fork_action IS NULL"]

@@ -258,6 +258,7 @@ class TraceStore:
         split: str | None = None,
         round: int | None = None,  # noqa: A002
         variant: str | None = None,
+        episode_ids: Sequence[str] | None = None,
         forks: bool = False,
         limit: int | None = None,
     ) -> Iterator[Trajectory]:
@@ -268,7 +269,7 @@ class TraceStore:
 
         Raises StoreError, when it gets there, at an edge whose actions are not there.
         """
-        episode_filter = EpisodeFilter(run_ids, split, round, variant=variant, forks=forks)
+        episode_filter = EpisodeFilter(run_ids, split, round, variant=variant, episode_ids=episode_ids, forks=forks)
         return stream_trajectories(self._snapshot, episode_filter, limit)
 
     def trajectory(self, episode_id: str) -> Trajectory | None:

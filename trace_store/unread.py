@@ -64,8 +64,8 @@ class _Stored:
 class UnreadJournal:
     """What the journal of one store has and the store has not.
 
-    Keep it open while the store is opened again and again: as long as nothing was written into the store, only what
-    came since the last time is read. Use it as a context manager; not thread-safe.
+    Keep it open while the store is opened again and again: as long as nothing was written into the store, and nothing
+    of its journal deleted, only what came since the last time is read. Use it as a context manager; not thread-safe.
     """
 
     def __init__(self, store: Path) -> None:
@@ -73,6 +73,7 @@ class UnreadJournal:
         self._alias = f"unread_{secrets.token_hex(4)}"
         self._folder: Path | None = None
         self._stamp: tuple[Any, ...] | None = None  # of the store whose rows are left out
+        self._inodes: dict[str, int] = {}  # of the segments whose rows are here
         self.bytes_read = 0  # of segments, since this was made
 
     def __enter__(self) -> Self:
@@ -88,6 +89,7 @@ class UnreadJournal:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+            self._inodes = {}
 
     def attach(self, con: duckdb.DuckDBPyConnection, *, has_store: bool) -> str:
         """Read what is new in the journal, and return the schema of the connection that shows store and journal as one.
@@ -102,7 +104,7 @@ class UnreadJournal:
             ((name,),) = con.execute("SELECT current_database()").fetchall()
             stored = _Stored('"' + name.replace('"', '""') + '".main', store_to_stamp(self._store))
         stamp = None if stored is None else stored.stamp
-        is_new = self._folder is None or stamp != self._stamp
+        is_new = self._folder is None or stamp != self._stamp or self._has_lost_segment()
         if is_new:
             self.close()
             self._folder = _make_folder(self._store)
@@ -127,6 +129,12 @@ class UnreadJournal:
         self._stamp = stamp
         return f"{self._alias}.main"
 
+    def _has_lost_segment(self) -> bool:
+        """Whether a segment whose rows are here is gone, or another file has its name: the journal was deleted, since
+        nobody takes one in without writing into the store."""
+        present_inodes = {path.name: _inode(path) for path in journal_segments(self._store)}
+        return any(present_inodes.get(name) != inode for name, inode in self._inodes.items())
+
     def _create_tables(self, cursor: duckdb.DuckDBPyConnection, relations: Mapping[str, str]) -> None:
         cursor.execute(f"CREATE SCHEMA {self._alias}.unread")
         cursor.execute(f"USE {self._alias}.unread")
@@ -145,6 +153,7 @@ class UnreadJournal:
                     continue
                 show = partial(_show_part, cursor, path.name, relations)
                 with open_to_read(path) as file:
+                    self._inodes[path.name] = os.fstat(file.fileno()).st_ino
                     for part, _ in intake.lines_to_parts(lines_from(file, offset, growing=True), offset):
                         for _ in intake.around_faults(part, offset, show):
                             pass
@@ -317,6 +326,13 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:  # taken in meanwhile
         return 0
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:  # deleted just now
+        return None
 
 
 def store_to_stamp(store: Path) -> tuple[Any, ...]:

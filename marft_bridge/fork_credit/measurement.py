@@ -15,7 +15,6 @@ from marft_bridge.fork_credit.estimates import MeasuredCall, MeasuredRun
 from marft_bridge.fork_credit.run_levels import CallLevels, Level, RunLevels
 from marft_bridge.rollouts.episode_plan import Key, episode_to_key
 from marft_bridge.statistics.decided_variance import decided_variance
-from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 
 
@@ -34,17 +33,17 @@ class StoredForks:
 
 def read_forks(store: TraceStore, run_id: str, metric: str) -> StoredForks:
     """The forks of a run. Of several attempts at one the latest counts, and one with a reward before one without."""
-    latest: dict[Key, Trajectory] = {}
+    reasons: dict[Key, str | None] = {}  # of the latest
     rewards: dict[Key, float] = {}
     for each in store.trajectories(run_ids=[run_id], forks=True):  # by their start
         key = episode_to_key(each.episode)
-        latest[key] = each
+        reasons[key] = each.episode.reason
         if (reward := each.team_reward(metric)) is not None:
             rewards[key] = reward
     failures: Counter[str] = Counter()
-    for key, each in latest.items():
+    for key, reason in reasons.items():
         if key not in rewards:
-            failures[each.episode.reason or f"it ended without the reward {metric!r}"] += 1
+            failures[reason or f"it ended without the reward {metric!r}"] += 1
     return StoredForks(rewards, failures)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.forks.given_tools import ToolChoice
-from marft_bridge.forks.recorded_prefix import RecordedPrefix, given_to_prefix, run_to_prefix
+from marft_bridge.forks.recorded_prefix import PrefixParts, RecordedPrefix, given_to_prefix, run_to_prefix
 from marft_bridge.replay.recorded_run import RecordedCall, RecordedRun
 from marft_bridge.rollouts.episode_plan import ForkPoint
 
@@ -78,26 +78,42 @@ def run_to_levels(run: RecordedRun, nodes: Collection[str], tools: ToolChoice = 
     Raises:
         GraphError: the run made no call, or an answer that would be given again is not recorded as it was.
     """
-    beginning = _given_to_level(run, frozenset(), BEGINNING, tools=tools)
+    prefixes = _Prefixes(run, tools)
+    beginning = prefixes.level_of(frozenset(), BEGINNING)
     if beginning is None:
         raise GraphError(f"credit: episode {run.episode_id} made no call")
     calls = []
     for call in run.calls:
         if call.node in nodes:
-            before = Level(run.episode_id, run_to_prefix(run, call, tools=tools), None)
+            before = Level(run.episode_id, prefixes.at(call), None)
             given_ids = _given_ids(before.prefix) | {call.action_id}
-            after = _given_to_level(run, given_ids, f"after {call.node}:{call.number}", tools=tools)
+            after = prefixes.level_of(given_ids, f"after {call.node}:{call.number}")
             calls.append(CallLevels(call, before, after))
     return RunLevels(run, beginning, calls)
 
 
-def _given_to_level(run: RecordedRun, given_ids: frozenset[str], name: str, *, tools: ToolChoice) -> Level | None:
-    prefix = given_to_prefix(run, given_ids, tools=tools)
-    if prefix is None:
-        return None
-    ordinary = run_to_prefix(run, prefix.forked, tools=tools)
-    is_ordinary = _given_ids(ordinary) == given_ids
-    return Level(run.episode_id, ordinary if is_ordinary else prefix, None if is_ordinary else name)
+class _Prefixes:
+    """The prefixes of one run. An ordinary one is made once: in a chain it is after one call and before the next."""
+
+    def __init__(self, run: RecordedRun, tools: ToolChoice) -> None:
+        self._run, self._tools, self._parts = run, tools, PrefixParts(run)
+        self._ordinary: dict[str, RecordedPrefix] = {}  # by the forked call
+
+    def at(self, call: RecordedCall) -> RecordedPrefix:
+        """What an ordinary fork at a call gives again."""
+        if call.action_id not in self._ordinary:
+            self._ordinary[call.action_id] = run_to_prefix(self._run, call, tools=self._tools, parts=self._parts)
+        return self._ordinary[call.action_id]
+
+    def level_of(self, given_ids: frozenset[str], name: str) -> Level | None:
+        """The level at which these actions are given again; None where there are no others."""
+        forked = next((call for call in self._run.calls if call.action_id not in given_ids), None)
+        if forked is None:
+            return None
+        if _given_ids(self.at(forked)) == given_ids:
+            return Level(self._run.episode_id, self.at(forked), None)
+        prefix = given_to_prefix(self._parts, forked, given_ids, tools=self._tools)
+        return Level(self._run.episode_id, prefix, name)
 
 
 def _given_ids(prefix: RecordedPrefix) -> frozenset[str]:

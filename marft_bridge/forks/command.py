@@ -25,7 +25,8 @@ from marft_bridge.forks.given_tools import ToolChoice, given_tools
 from marft_bridge.forks.recorded_prefix import RecordedPrefix
 from marft_bridge.forks.run_entry import RunEntry
 from marft_bridge.forks.thread_start import ThreadStart, is_started_by_app, load_forked, run_to_start
-from marft_bridge.replay.earlier_runs import RunWithEarlier
+from marft_bridge.replay.earlier_runs import LoadRun, RunWithEarlier
+from marft_bridge.replay.episodes import load_run
 from marft_bridge.replay.private_memory import PrivateMemory, private_memory
 from marft_bridge.replay.recorded_run import RecordedRun
 from marft_bridge.rollouts.app import App, load_app
@@ -39,7 +40,6 @@ from marft_bridge.serving.adapter_registry import AdapterRegistry
 from marft_bridge.serving.model_versions import ModelVersions, config_to_versions
 from marft_bridge.statistics.fork_worth import ForkWorth, rewards_to_worth
 from marft_bridge.traces.episode_prefix import prefix_to_episode
-from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 
 NEWEST = "newest"
@@ -78,6 +78,23 @@ class _Fork:
         return self.forked.run
 
 
+@dataclass(frozen=True, slots=True)
+class _StoredFork:
+    """What is said of one fork."""
+
+    episode_id: str
+    outcome: str
+    reason: str | None
+    reward: float | None
+
+    @property
+    def outcome_text(self) -> str:
+        """How it ended, for people."""
+        if self.reward is not None:
+            return f"reward {self.reward:g}"
+        return f"{self.outcome}: {self.reason}" if self.reason is not None else "no reward"
+
+
 def fork(config: BridgeConfig, options: ForkOptions, reporter: Reporter, resume: bool) -> None:
     """Runs the forks, and prints the reward of each, of the parent, and the forks' mean with its interval.
 
@@ -104,7 +121,8 @@ def fork(config: BridgeConfig, options: ForkOptions, reporter: Reporter, resume:
                 take_in_on_failure(folder, reporter),
                 _open_session(planned, config, app, reporter=reporter) as session,
             ):
-                start = _find_start(planned, session, app, samples=len(requests))
+                load = _run_loader(folder, reporter)
+                start = _find_start(planned, session, app, samples=len(requests), load=load)
                 try:
                     _run_forks(planned, requests, session, start=start)
                 except EpisodesFailedError as error:
@@ -128,7 +146,17 @@ def _open_session(planned: _Fork, config: BridgeConfig, app: App, reporter: Repo
         yield session
 
 
-def _find_start(planned: _Fork, session: GraphSession, app: App, samples: int) -> ThreadStart | None:
+def _run_loader(folder: RunFolder, reporter: Reporter) -> LoadRun:
+    """Loads runs with the store open for the moment: nobody holds it while a graph works."""
+
+    def load(episode_id: str) -> RecordedRun:
+        with TraceStore.open(folder.store, read_only=True, wait_s=WAIT_IN_RUN_S, on_wait=reporter.say) as store:
+            return load_run(store, episode_id)
+
+    return load
+
+
+def _find_start(planned: _Fork, session: GraphSession, app: App, samples: int, *, load: LoadRun) -> ThreadStart | None:
     """What the forks begin with; None: a task."""
     if not is_started_by_app(planned.parent):
         return None
@@ -138,6 +166,7 @@ def _find_start(planned: _Fork, session: GraphSession, app: App, samples: int) -
         planned.prefix.forked,
         samples=samples,
         tools=planned.tools,
+        load=load,
         settings=_fixed_settings(app),
         runner=session.stage.loop,
     )
@@ -244,17 +273,17 @@ def _refuse_other_plan(store: TraceStore, planned: _Fork) -> None:
 
 
 def _report(store: TraceStore, planned: _Fork, reporter: Reporter, start: ThreadStart | None) -> None:
-    latest = _latest_attempts(store, planned)
-    rewards = {sample: each.team_reward(planned.metric) for sample, each in latest.items()}
-    worth = rewards_to_worth(planned.parent_reward, list(rewards.values()), comparable=False)
+    forks = _read_forks(store, planned)
+    rewards = [stored.reward for stored in forks.values()]
+    worth = rewards_to_worth(planned.parent_reward, rewards, comparable=False)
     forked = planned.prefix.forked
     given_count = len(planned.prefix.given)
     reporter.say(
         f"{planned.run_id}: {planned.parent.episode_id[:12]} at {forked.node}, call {forked.number};"
         f" {given_count} {'call' if given_count == 1 else 'calls'} before it given again{start or ''}"
     )
-    for sample, each in sorted(latest.items()):
-        reporter.say(f"sample {sample}: {each.episode.episode_id[:12]} {_outcome_text(each, rewards[sample])}")
+    for sample, each in sorted(forks.items()):
+        reporter.say(f"sample {sample}: {each.episode_id[:12]} {each.outcome_text}")
     reporter.say(_summary(planned.metric, worth))
     reporter.give(
         {
@@ -272,12 +301,12 @@ def _report(store: TraceStore, planned: _Fork, reporter: Reporter, start: Thread
             "forks": [
                 {
                     "sample": sample,
-                    "episode_id": each.episode.episode_id,
-                    "outcome": each.episode.outcome,
-                    "reason": each.episode.reason,
-                    "reward": rewards[sample],
+                    "episode_id": each.episode_id,
+                    "outcome": each.outcome,
+                    "reason": each.reason,
+                    "reward": each.reward,
                 }
-                for sample, each in sorted(latest.items())
+                for sample, each in sorted(forks.items())
             ],
             "mean": worth.mean,
             "low": worth.low,
@@ -294,22 +323,20 @@ def _entry_to_findings(start: ThreadStart | None) -> dict[str, Any]:
     return {"entered_at": entry.checkpoint_id, "spared_supersteps": entry.superstep_count, "not_entered": None}
 
 
-def _latest_attempts(store: TraceStore, planned: _Fork) -> dict[int, Trajectory]:
+def _read_forks(store: TraceStore, planned: _Fork) -> dict[int, _StoredFork]:
     """Sample -> the last attempt at it that counts."""
     replaced = replaced_attempts(store, planned.run_id)
     request = planned.plan[0]
     return {
-        each.episode.sample: each
-        for each in store.trajectories(run_ids=[planned.run_id], forks=True)  # by their start
-        if each.episode.episode_id not in replaced and episode_to_fork(each.episode) == request.fork
+        trajectory.episode.sample: _StoredFork(
+            trajectory.episode.episode_id,
+            trajectory.episode.outcome,
+            trajectory.episode.reason,
+            reward=trajectory.team_reward(planned.metric),
+        )
+        for trajectory in store.trajectories(run_ids=[planned.run_id], forks=True)  # by their start
+        if trajectory.episode.episode_id not in replaced and episode_to_fork(trajectory.episode) == request.fork
     }
-
-
-def _outcome_text(trajectory: Trajectory, reward: float | None) -> str:
-    episode = trajectory.episode
-    if reward is not None:
-        return f"reward {reward:g}"
-    return f"{episode.outcome}: {episode.reason}" if episode.reason is not None else "no reward"
 
 
 def _summary(metric: str, worth: ForkWorth) -> str:

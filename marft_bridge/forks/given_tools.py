@@ -9,7 +9,6 @@ is a divergence, and it does not run.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from uuid import UUID
 from marft_bridge.common.errors import GraphError
 from marft_bridge.model_calls.routing import current_routing
 from marft_bridge.recording.recorder import Recorder
-from marft_bridge.recording.redaction import REDACTED
 from marft_bridge.replay.divergence import Divergence
 from marft_bridge.replay.recorded_run import RecordedRun, RecordedTool, arguments_to_json, is_drawn_id
 from marft_bridge.replay.recorded_tools import RunIt, recorded_tools, tool_divergence, tools_like
@@ -98,17 +96,20 @@ class GivenTools:
         return known_id == recorded_id if known_id is not None else recorded_id not in self._recorded_ids.values()
 
 
-def run_to_tools(run: RecordedRun, sampled_ids: Sequence[str]) -> PrefixTools:
+def run_to_tools(
+    run: RecordedRun, sampled_ids: Sequence[str], is_redacted: Callable[[RecordedTool], bool]
+) -> PrefixTools:
     """The tools of a run, where the calls of these actions are made anew.
 
     Raises:
         GraphError: a result that would be given again is redacted.
     """
-    live_from_ns = min(call.ended_ns for call in run.calls if call.action_id in sampled_ids)
+    anew_ids = set(sampled_ids)
+    live_from_ns = min(call.ended_ns for call in run.calls if call.action_id in anew_ids)
     started_ns = {span.span_id: span.start_ns for span in run.spans}
     given = [tool for tool in run.tools if started_ns[tool.span_id] < live_from_ns]
     for tool in given:
-        if REDACTED in json.dumps([tool.arguments, tool.result, tool.output], default=str) and not tool.must_run:
+        if not tool.must_run and is_redacted(tool):
             raise GraphError(
                 f"fork: the record of episode {run.episode_id} is redacted (tool {tool.name} of node {tool.node}), so"
                 " its result cannot be given again as it was; let tools run with --tools run"
@@ -116,7 +117,8 @@ def run_to_tools(run: RecordedRun, sampled_ids: Sequence[str]) -> PrefixTools:
     answered_ids = {tool_call["id"] for call in run.calls if call.answer for tool_call in call.answer.tool_calls}
     call_ids = {tool.call_id for tool in run.tools if tool.call_id is not None} - answered_ids
     drawn_ids = frozenset(call_id for call_id in call_ids if is_drawn_id(call_id))
-    return PrefixTools(given, [tool for tool in run.tools if tool not in given], drawn_ids)
+    given_ids = {tool.span_id for tool in given}
+    return PrefixTools(given, [tool for tool in run.tools if tool.span_id not in given_ids], drawn_ids)
 
 
 # -- in place of LangChain's tools ----------------------------------------------------------------------------------

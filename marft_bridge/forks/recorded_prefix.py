@@ -221,22 +221,70 @@ class PrefixAnswers:
         return DivergedError(str(self._divergence))
 
 
+class PrefixParts:
+    """What the prefixes of one run have in common: each part is made once, however many of its calls are forked."""
+
+    def __init__(self, run: RecordedRun) -> None:
+        self.run = run
+        self.spans = {span.span_id: span for span in run.spans}
+        self.cached_nodes = {str(s.attributes.get(c.NODE)) for s in run.spans if s.attributes.get(c.CACHED)}
+        self._actions = {action.action_id: action for action in run.trajectory.actions}
+        self._dependents: dict[str, Set[str]] = {}
+        self._given_calls: dict[str, PrefixCall] = {}
+        self._redacted: dict[str, bool] = {}  # by the span of a call or a tool
+
+    def dependents_of(self, action_id: str) -> Set[str]:
+        """See `actions_to_dependents`."""
+        if action_id not in self._dependents:
+            self._dependents[action_id] = actions_to_dependents(self.run.trajectory.edges, action_id)
+        return self._dependents[action_id]
+
+    def call_to_given(self, call: RecordedCall) -> PrefixCall:
+        """A call of the run as it is given again."""
+        if call.action_id not in self._given_calls:
+            span, action = self.spans[call.action_id], self._actions[call.action_id]
+            self._given_calls[call.action_id] = _call_to_given(call, span, action)
+        return self._given_calls[call.action_id]
+
+    def is_redacted_call(self, call: RecordedCall) -> bool:
+        """Whether something is redacted of a call's prompt or answer."""
+        if call.action_id not in self._redacted:
+            self._redacted[call.action_id] = REDACTED in json.dumps([call.prompt, str(call.answer)])
+        return self._redacted[call.action_id]
+
+    def is_redacted_tool(self, tool: RecordedTool) -> bool:
+        """Whether something is redacted of a tool's arguments or result."""
+        if tool.span_id not in self._redacted:
+            self._redacted[tool.span_id] = REDACTED in json.dumps(
+                [tool.arguments, tool.result, tool.output], default=str
+            )
+        return self._redacted[tool.span_id]
+
+
 def run_to_prefix(
-    run: RecordedRun, forked: RecordedCall, text: str | None = None, *, tools: ToolChoice = "recorded"
+    run: RecordedRun,
+    forked: RecordedCall,
+    text: str | None = None,
+    *,
+    tools: ToolChoice = "recorded",
+    parts: PrefixParts | None = None,
 ) -> RecordedPrefix:
     """What a fork of a run at one of its calls gives again.
 
     Args:
         text: the answer of the forked call; None: it is sampled.
         tools: whether the tools before it give their recorded results, or run.
+        parts: of this run, for who forks several of its calls.
 
     Raises:
         GraphError: an answer or a result that would be given again is not recorded as it was.
     """
-    dependents = actions_to_dependents(run.trajectory.edges, forked.action_id)
-    independent_calls = [call for call in run.calls if call.action_id not in {*dependents, forked.action_id}]
+    parts = PrefixParts(run) if parts is None else parts
+    dependents = parts.dependents_of(forked.action_id)
+    anew_ids = {*dependents, forked.action_id}
+    independent_calls = [call for call in run.calls if call.action_id not in anew_ids]
     return _to_prefix(
-        run,
+        parts,
         forked,
         given=[call for call in independent_calls if call.started_ns < forked.ended_ns],
         later=[call for call in independent_calls if call.started_ns >= forked.ended_ns],
@@ -247,32 +295,32 @@ def run_to_prefix(
 
 
 def given_to_prefix(
-    run: RecordedRun, given_ids: Collection[str], *, tools: ToolChoice = "recorded"
-) -> RecordedPrefix | None:
-    """What a fork gives again that repeats these actions and no others; it leaves the run at the first of the others.
+    parts: PrefixParts, forked: RecordedCall, given_ids: Collection[str], *, tools: ToolChoice = "recorded"
+) -> RecordedPrefix:
+    """What a fork gives again that repeats these actions and no others.
 
-    `given_ids` must hold every action that one of them depends on. None where there are no others.
+    Args:
+        forked: the first call of the run that is none of them.
+        given_ids: with every action that one of them depends on.
 
     Raises:
         GraphError: as `run_to_prefix`.
     """
-    rest = [call for call in run.calls if call.action_id not in given_ids]
-    if not rest:
-        return None
-    dependents = actions_to_dependents(run.trajectory.edges, rest[0].action_id)
+    rest = [call for call in parts.run.calls if call.action_id not in given_ids and call is not forked]
+    dependents = parts.dependents_of(forked.action_id)
     return _to_prefix(
-        run,
-        rest[0],
-        given=[call for call in run.calls if call.action_id in given_ids],
-        later=[call for call in rest[1:] if call.action_id not in dependents],
-        dependents=[call for call in rest[1:] if call.action_id in dependents],
+        parts,
+        forked,
+        given=[call for call in parts.run.calls if call.action_id in given_ids],
+        later=[call for call in rest if call.action_id not in dependents],
+        dependents=[call for call in rest if call.action_id in dependents],
         text=None,
         tools=tools,
     )
 
 
 def _to_prefix(
-    run: RecordedRun,
+    parts: PrefixParts,
     forked: RecordedCall,
     *,
     given: Sequence[RecordedCall],
@@ -281,9 +329,9 @@ def _to_prefix(
     text: str | None,
     tools: ToolChoice,
 ) -> RecordedPrefix:
-    spans = {span.span_id: span for span in run.spans}
+    run = parts.run
     for call in given:
-        if c.REQUEST_CHOICES in spans[call.action_id].attributes:
+        if c.REQUEST_CHOICES in parts.spans[call.action_id].attributes:
             raise GraphError(
                 f"fork: a call before it asked for several answers in episode {run.episode_id} (node {call.node}, call"
                 f" {call.number}), of which one is recorded; fork an episode without one"
@@ -294,36 +342,37 @@ def _to_prefix(
                 " has no answer to give again; fork an episode without one"
             )
     for call in (*given, forked):
-        if REDACTED in json.dumps([call.prompt, str(call.answer)]):
+        if parts.is_redacted_call(call):
             raise GraphError(
                 f"fork: the record of episode {run.episode_id} is redacted (node {call.node}, call {call.number}), so"
                 " its answers cannot be given again as they were"
             )
-    actions = {action.action_id: action for action in run.trajectory.actions}
-    given_calls = [_call_to_given(call, spans[call.action_id], actions[call.action_id]) for call in given]
     given_ids = {call.action_id for call in given}
     sampled_ids = [call.action_id for call in run.calls if call.action_id not in given_ids]
-    prefix_tools = run_to_tools(run, sampled_ids) if tools == "recorded" else None
     lead_s = (forked.started_ns - run.root.start_ns) / 1e9
     return RecordedPrefix(
         forked,
-        given=given_calls,
+        given=[parts.call_to_given(call) for call in given],
         later=later,
         dependents=dependents,
         lead_s=lead_s,
-        cached_nodes={str(span.attributes.get(c.NODE)) for span in run.spans if span.attributes.get(c.CACHED)},
+        cached_nodes=parts.cached_nodes,
         text=text,
-        tools=prefix_tools,
+        tools=run_to_tools(run, sampled_ids, parts.is_redacted_tool) if tools == "recorded" else None,
     )
 
 
 def actions_to_dependents(edges: Sequence[Edge], action_id: str) -> set[str]:
     """The actions that depend on one by D, on however many others in between; bounds count as edges."""
+    targets: dict[str, list[str]] = {}
+    for edge in edges:
+        targets.setdefault(edge.src, []).append(edge.dst)
     dependents: set[str] = set()
-    sources = {action_id}
-    while sources:
-        sources = {edge.dst for edge in edges if edge.src in sources} - dependents
-        dependents |= sources
+    to_follow = [action_id]
+    while to_follow:
+        new_ids = set(targets.get(to_follow.pop(), ())) - dependents
+        dependents |= new_ids
+        to_follow += new_ids
     return dependents
 
 

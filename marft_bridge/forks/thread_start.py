@@ -24,11 +24,18 @@ from marft_bridge.recording.recorder import LIVE
 from marft_bridge.recording.redaction import REDACTED
 from marft_bridge.recording.wrap import graph_to_original
 from marft_bridge.replay.declared_classes import graph_to_classes
-from marft_bridge.replay.earlier_runs import EarlierRunError, RunWithEarlier, load_with_earlier, replay_earlier
-from marft_bridge.replay.episodes import EARLIER
+from marft_bridge.replay.earlier_runs import (
+    EarlierRun,
+    EarlierRunError,
+    LoadRun,
+    RunWithEarlier,
+    load_with_earlier,
+    replay_earlier,
+)
+from marft_bridge.replay.episodes import EARLIER, load_run
 from marft_bridge.replay.held_threads import copy_held_thread
 from marft_bridge.replay.private_memory import memory_of_run
-from marft_bridge.replay.recorded_run import RecordedCall, RecordedRun, spans_to_run
+from marft_bridge.replay.recorded_run import RecordedCall, RecordedRun
 from marft_bridge.replay.replayed_run import ReplayOptions, replay_run
 from marft_bridge.replay.replayed_thread import (
     ReplayedThread,
@@ -121,7 +128,7 @@ def load_forked(store: TraceStore, episode_id: str) -> RunWithEarlier:
         GraphError: it cannot be repeated as it was, in the name of `fork`.
     """
     try:
-        run = spans_to_run(store.spans(episode_id))
+        run = load_run(store, episode_id)
     except GraphError as error:
         raise GraphError(f"fork: {str(error).removeprefix('replay: ')}") from None
     if not is_started_by_app(run):
@@ -130,15 +137,34 @@ def load_forked(store: TraceStore, episode_id: str) -> RunWithEarlier:
         raise GraphError(f"fork: episode {episode_id} {reason}")
     try:
         with_earlier = load_with_earlier(store, episode_id)
+        usable, missing = _sort_out(store, with_earlier)
     except GraphError as error:
         return RunWithEarlier(run, missing=str(error).removeprefix("replay: "))
-    usable = [each for each in with_earlier.earlier if each.is_needed or _reason_against(each.run) is None]
-    reasons = [(each.episode_id, _reason_against(each)) for each in with_earlier.way]
-    faults = [f"{earlier_id}, which {reason}" for earlier_id, reason in reasons if reason is not None]
-    missing = f"episode {episode_id} goes on with {EARLIER}, {faults[0]}" if faults else None
     if run.root.attributes.get(c.EDITED):
         missing = f"episode {episode_id} {_EDITED}"
     return replace(with_earlier, earlier=usable, missing=missing)
+
+
+def _sort_out(store: TraceStore, run: RunWithEarlier) -> tuple[list[EarlierRun], str | None]:
+    """The earlier runs that are replayed, and why one that is needed cannot be; one record at a time is in memory.
+
+    Raises:
+        GraphError: the record of one that is needed cannot be read.
+    """
+    usable: list[EarlierRun] = []
+    missing = None
+    for earlier in run.earlier:
+        try:
+            reason = _reason_against(load_run(store, earlier.episode_id))
+        except GraphError:
+            if earlier.is_needed:
+                raise
+            continue  # of one that cannot be repeated nothing can be known
+        if earlier.is_needed or reason is None:
+            usable.append(earlier)
+        if earlier.is_needed and reason is not None and missing is None:
+            missing = f"episode {run.run.episode_id} goes on with {EARLIER}, {earlier.episode_id}, which {reason}"
+    return usable, missing
 
 
 def _reason_against(run: RecordedRun) -> str | None:
@@ -163,6 +189,7 @@ def run_to_start(
     *,
     samples: int,
     tools: ToolChoice,
+    load: LoadRun,
     settings: Mapping[str, Any],
     runner: asyncio.Runner,
 ) -> ThreadStart:
@@ -173,6 +200,7 @@ def run_to_start(
         forked: the call that they make again.
         samples: the number of forks.
         tools: whether the tools of the earlier runs give their recorded results, or run.
+        load: called for the earlier runs one after the other, where they are replayed.
         settings: `config` and `context` of the app's runs, where the record lacks them.
         runner: the event loop that the app was opened on.
 
@@ -190,7 +218,7 @@ def run_to_start(
         raise GraphError(f"fork: {run.missing}")
     refusal = f"fork: episode {run.run.episode_id} goes on with {EARLIER}"
     try:
-        repeated = replay_earlier(graph, run, options, settings=settings, runner=runner)
+        repeated = replay_earlier(graph, run, options, load=load, settings=settings, runner=runner)
     except EarlierRunError as error:
         raise GraphError(f"{refusal}, {error.episode_id}, which does not come out the same: {error.fault}") from None
     if run.way and not _begins_where_thread_ends(graph, run.run, repeated.thread):

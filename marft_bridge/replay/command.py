@@ -1,15 +1,18 @@
 """`marft-bridge replay`: episodes of a store, and the app -> a line for each of whether it comes out the same.
 
-Invariant: nothing is written, and no model is called. An episode that cannot be replayed is a line with the reason.
+Invariants: nothing is written, and no model is called; a thread is in memory as long as a run of it is to come. An
+episode that cannot be replayed is a line with the reason.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,10 @@ from marft_bridge.common.import_name import load_name
 from marft_bridge.common.terminal_text import print_line
 from marft_bridge.recording.recorder import LIVE
 from marft_bridge.replay.earlier_runs import EarlierRunError, load_with_earlier, replay_earlier
-from marft_bridge.replay.episodes import EARLIER, episode_to_way, path_to_store
+from marft_bridge.replay.episodes import EARLIER, Ways, load_run, path_to_store
 from marft_bridge.replay.private_memory import PrivateMemory
 from marft_bridge.replay.recorded_models import RecordedChat
-from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
+from marft_bridge.replay.recorded_run import RecordedRun
 from marft_bridge.replay.replayed_run import Replayed, ReplayOptions, replay_run
 from marft_bridge.replay.replayed_thread import ReplayedThread
 from marft_bridge.rollouts.app_graph import call_app_factory, load_app_object, open_graph
@@ -32,6 +35,13 @@ from marft_bridge.runs.run_choice import RunChoice
 from marft_bridge.traces.episode_prefix import prefix_to_episode
 from marft_bridge.traces.store_reader import open_for_reading
 from trace_store.store import TraceStore
+
+# The episodes that are named, or all; and whether one is a fork of an app's own run.
+_CHOSEN = """
+SELECT episode_id, task_id, fork_action IS NOT NULL AND (split = $1 OR from_checkpoint IS NOT NULL) FROM episodes
+WHERE $2::VARCHAR[] IS NULL OR episode_id IN (SELECT unnest($2::VARCHAR[]))
+ORDER BY started_ns, episode_id
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,38 +148,49 @@ class _Replays:
         self, store: TraceStore, graph: Any, app: ReplayedApp, *, options: ReplayOptions, runner: asyncio.Runner
     ) -> None:
         self._store, self._graph, self._app, self._options, self._runner = store, graph, app, options, runner
+        self._ways = Ways(store)
         self._memory = PrivateMemory()  # its stores are those of all threads
-        self._threads: dict[str, ReplayedThread] = {}  # by the first run
+        self._threads: dict[str, ReplayedThread] = {}  # by the first run; while a run of it is to come
         self._outcomes: dict[str, Outcome] = {}
         self._apart_ids: set[str] = set()  # forks of an app's own runs: they begin where their parents began
 
     def replay(self, prefixes: Sequence[str]) -> Iterator[Outcome]:
-        wanted = {prefix_to_episode(self._store, prefix, command="replay") for prefix in prefixes}
-        rows = self._store.sql(
-            "SELECT episode_id, task_id, fork_action IS NOT NULL AND (split = ? OR from_checkpoint IS NOT NULL)"
-            " FROM episodes ORDER BY started_ns, episode_id",
-            (LIVE,),
-        )
+        named_ids = list({prefix_to_episode(self._store, prefix, command="replay") for prefix in prefixes})
+        rows = self._store.sql(_CHOSEN, (LIVE, named_ids or None))
         tasks: Mapping[str, str] = {str(episode_id): str(task_id) for episode_id, task_id, _ in rows}
         self._apart_ids = {str(episode_id) for episode_id, _, is_apart in rows if is_apart}
+        self._ways.read(tasks)
+        branches = self._find_branches(tasks)
+        to_come = Counter(branches.values())
         for episode_id in tasks:
-            if not wanted:
-                yield self._replay_way(episode_id, tasks)
-            elif episode_id in wanted:
-                yield self._replay_named(episode_id, tasks)
+            outcome = self._replay_named(episode_id, tasks) if named_ids else self._replay_way(episode_id, tasks)
+            branch = branches.get(episode_id, "")
+            to_come[branch] -= 1
+            if to_come[branch] <= 0:
+                self._threads.pop(branch, None)
+            yield outcome
+
+    def _find_branches(self, episode_ids: Iterable[str]) -> dict[str, str]:
+        """The first run of the thread of each episode."""
+        branches = {}
+        for episode_id in episode_ids:
+            with suppress(GraphError):  # said where it is replayed
+                branches[episode_id] = self._ways.way_to(episode_id)[0]
+        return branches
 
     def _replay_named(self, episode_id: str, tasks: Mapping[str, str]) -> Outcome:
         """Where all episodes are replayed, what earlier ones left in a store is there; here it has to be made."""
         with suppress(GraphError):  # said where it is replayed
-            if spans_to_run(self._store.spans(episode_id)).had_store:
+            if load_run(self._store, episode_id).had_store:
                 return self._replay_apart(episode_id, tasks[episode_id])
         return self._replay_way(episode_id, tasks)
 
     def _replay_apart(self, episode_id: str, task_id: str) -> Outcome:
         """Replays an episode with a memory of its own."""
         try:
-            run = load_with_earlier(self._store, episode_id)
-            repeated = replay_earlier(self._graph, run, self._options, runner=self._runner)
+            run = load_with_earlier(self._store, episode_id, self._ways)
+            load = partial(load_run, self._store)
+            repeated = replay_earlier(self._graph, run, self._options, load=load, runner=self._runner)
             return self._replay_run(run.run, repeated.thread, task_id)
         except EarlierRunError as error:
             reason = f"{EARLIER}, {error.episode_id}, did not come out the same: {error.fault}"
@@ -181,7 +202,7 @@ class _Replays:
         if episode_id in self._apart_ids:
             return self._replay_apart(episode_id, tasks[episode_id])
         try:
-            way = episode_to_way(self._store, episode_id)
+            way = self._ways.way_to(episode_id)
         except GraphError as error:
             return Outcome(episode_id, tasks[episode_id], None, reason=str(error).removeprefix("replay: "))
         for each in way:
@@ -194,7 +215,7 @@ class _Replays:
     def _replay_one(self, episode_id: str, first_id: str, task_id: str) -> Outcome:
         thread = self._threads.setdefault(first_id, ReplayedThread(PrivateMemory(self._memory)))
         try:
-            return self._replay_run(spans_to_run(self._store.spans(episode_id)), thread, task_id)
+            return self._replay_run(load_run(self._store, episode_id), thread, task_id)
         except GraphError as error:
             return Outcome(episode_id, task_id, None, reason=str(error).removeprefix("replay: "))
 

@@ -14,10 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from marft_bridge.replay.earlier_runs import EarlierRunError, RunWithEarlier, load_with_earlier, replay_earlier
-from marft_bridge.replay.episodes import file_to_run, path_to_store
+from marft_bridge.replay.earlier_runs import EarlierRunError, load_with_earlier, replay_earlier
+from marft_bridge.replay.episodes import file_to_run, load_run, path_to_store
 from marft_bridge.replay.own_loop import call_without_loop
+from marft_bridge.replay.recorded_run import RecordedRun
 from marft_bridge.replay.replayed_run import Replayed, ReplayOptions, replay_run, require_graph
+from marft_bridge.replay.replayed_thread import ReplayedThread
 from marft_bridge.traces.episode_prefix import prefix_to_episode
 from marft_bridge.traces.store_reader import open_for_reading
 
@@ -59,20 +61,26 @@ def replay(
         seed=seed,
         allow_connections=allow_connections,
     )
-    run = _load_run(episode, store)
-    try:
-        repeated = call_without_loop(partial(replay_earlier, app, run, options))
-    except EarlierRunError as error:
-        thread = f"an earlier run of the thread of {run.run.episode_id}"
-        raise AssertionError(f"episode {error.episode_id}, {thread}, is not the same: {error.fault}") from None
-    replayed = call_without_loop(partial(replay_run, app, run.run, thread=repeated.thread, options=options))
+    run, thread = _prepare(app, episode, store, options=options)
+    replayed = call_without_loop(partial(replay_run, app, run, thread=thread, options=options))
     if replayed.divergence is not None:
         raise AssertionError(f"episode {replayed.episode_id} is not the same: {replayed.divergence}")
     return replayed
 
 
-def _load_run(episode: str | Path, store: str | Path | None) -> RunWithEarlier:
+def _prepare(
+    app: Any, episode: str | Path, store: str | Path | None, *, options: ReplayOptions
+) -> tuple[RecordedRun, ReplayedThread]:
+    """The run, and its thread as the runs before it left it, which are loaded from the store one at a time."""
+    __tracebackhide__ = True
     if store is None:
-        return RunWithEarlier(file_to_run(Path(episode)))
+        return file_to_run(Path(episode)), ReplayedThread()
     with open_for_reading(path_to_store(Path(store))) as reader:
-        return load_with_earlier(reader, prefix_to_episode(reader, str(episode), command="replay"))
+        run = load_with_earlier(reader, prefix_to_episode(reader, str(episode), command="replay"))
+        load = partial(load_run, reader)
+        try:
+            repeated = call_without_loop(partial(replay_earlier, app, run, options, load=load))
+        except EarlierRunError as error:
+            thread = f"an earlier run of the thread of {run.run.episode_id}"
+            raise AssertionError(f"episode {error.episode_id}, {thread}, is not the same: {error.fault}") from None
+    return run.run, repeated.thread

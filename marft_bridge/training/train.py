@@ -81,6 +81,7 @@ from marft_bridge.training.round_plan import (
     plan_round,
     wasted_share,
 )
+from marft_bridge.training.round_runs import RoundRuns
 from marft_bridge.training.round_timings import PUBLISH, ROLLOUT, SCORE, RoundClock
 from marft_bridge.training.scoring_teacher import config_to_teacher
 from marft_bridge.training.served_checks import check_staleness, served_versions
@@ -581,6 +582,7 @@ class _Training:
 
         def play() -> None:
             played: list[EpisodeRequest] = []
+            round_runs = RoundRuns(TRAIN, number)
             while True:
                 with self._store() as store:
                     wave = next_wave(plan, store, played, to_teaching=self._teaching_episodes)
@@ -590,7 +592,7 @@ class _Training:
                             store,
                             plan,
                             known=partial(self.known_rounds.before, store, number),
-                            number=number,
+                            runs=round_runs,
                         ).next_wave(played)
                     if not wave:
                         return

@@ -20,8 +20,7 @@ from pathlib import Path
 from marft_bridge.common.errors import BridgeError, GraphError
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.forks.fork_plan import ForkChange, plan_forks, refuse_other_models, spans_to_parent
-from marft_bridge.forks.recorded_prefix import RecordedPrefix, run_to_prefix
-from marft_bridge.replay.recorded_run import RecordedRun
+from marft_bridge.forks.recorded_prefix import PrefixParts, RecordedPrefix, run_to_prefix
 from marft_bridge.rollouts.episode_plan import (
     EpisodeRequest,
     Key,
@@ -51,6 +50,7 @@ from marft_bridge.training.planned_forks import (
     write_waves,
 )
 from marft_bridge.training.round_plan import RoundPlan
+from marft_bridge.training.round_runs import RoundRuns
 from marft_bridge.training.success_draw import draw_order
 from trace_store.errors import StoreError
 from trace_store.records import BLIND_FORK, Action, Episode, Trajectory
@@ -137,15 +137,23 @@ class RoundForks:
     Args:
         plan: of the round's whole runs, which are all played.
         known: makes what is known before the round; called only where a wave is to be planned.
+        runs: of the round, kept from one wave to the next.
     """
 
     def __init__(
-        self, rules: ForkRules, store: TraceStore, plan: RoundPlan, known: Callable[[], KnownBefore], number: int
+        self,
+        rules: ForkRules,
+        store: TraceStore,
+        plan: RoundPlan,
+        *,
+        known: Callable[[], KnownBefore],
+        runs: RoundRuns,
     ) -> None:
-        self._rules, self._store, self._plan, self._known, self._number = rules, store, plan, known, number
+        self._rules, self._store, self._plan, self._known, self._round_runs = rules, store, plan, known, runs
+        self._number = runs.number
         assert rules.config.train.trees is not None
         self._options = rules.config.train.trees
-        self._runs: dict[str, RecordedRun] = {}
+        self._parts: dict[str, PrefixParts] = {}  # of runs that are forked, by episode
         self._stored_runs: dict[str, Trajectory | None] = {}
         self._refusals: Counter[str] = Counter()
 
@@ -188,8 +196,9 @@ class RoundForks:
         return requests
 
     def _to_requests(self, fork: PlannedFork) -> list[EpisodeRequest]:
-        run = self._run(fork.episode)
-        prefix = self._prefix(run, fork.action)
+        parts = self._run_parts(fork.episode)
+        run = parts.run
+        prefix = self._prefix(parts, fork.action)
         seed = self._rules.config.seed
         planned = plan_forks(run, prefix, ForkChange(), run_id=self._rules.run_id, samples=fork.forks, seed=seed)
         place = f"{fork.task}/{fork.sample}/{fork.node}:{fork.call}"
@@ -333,7 +342,7 @@ class RoundForks:
         for call in calls:
             run, episode_id = call.run, call.run.episode.episode_id
             try:
-                prefix = self._prefix(self._run(episode_id), call.action.action_id)
+                prefix = self._prefix(self._run_parts(episode_id), call.action.action_id)
             except (BridgeError, StoreError) as error:
                 if not call.stored:  # the round can do without stored runs
                     self._refusals[str(error).replace(episode_id, episode_id[:12]).removeprefix("fork: ")] += 1
@@ -371,8 +380,7 @@ class RoundForks:
     def _trajectories(self) -> list[Trajectory]:
         """The attempts at the round's episodes that count, by their start."""
         replaced = replaced_attempts(self._store, self._rules.run_id)
-        stored = self._store.trajectories(run_ids=[self._rules.run_id], round=self._number, forks=True)
-        return [each for each in stored if each.episode.episode_id not in replaced]
+        return [each for each in self._round_runs.read(self._store) if each.episode.episode_id not in replaced]
 
     @cached_property
     def _attempts(self) -> dict[Key, Trajectory]:
@@ -395,12 +403,13 @@ class RoundForks:
     def _episodes(self) -> dict[str, Episode]:
         return {each.episode.episode_id: each.episode for each in self._trajectories}
 
-    def _run(self, episode_id: str) -> RecordedRun:
-        if episode_id not in self._runs:
+    def _run_parts(self, episode_id: str) -> PrefixParts:
+        if episode_id not in self._parts:
             run = spans_to_parent(self._store.spans(episode_id))
             refuse_other_models(run, self._rules.config, self._rules.registry)
-            self._runs[episode_id] = run
-        return self._runs[episode_id]
+            self._parts[episode_id] = PrefixParts(run)
+        return self._parts[episode_id]
 
-    def _prefix(self, run: RecordedRun, action_id: str) -> RecordedPrefix:
-        return run_to_prefix(run, next(call for call in run.calls if call.action_id == action_id))
+    def _prefix(self, parts: PrefixParts, action_id: str) -> RecordedPrefix:
+        call = next(call for call in parts.run.calls if call.action_id == action_id)
+        return run_to_prefix(parts.run, call, parts=parts)

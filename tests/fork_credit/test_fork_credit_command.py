@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks.test_recorded_prefix import Team, chain
 from rich.console import Console
+from support.alive import count_while_streaming
 from support.credit_rig import CreditLab
 from support.fake_vllm import FakeVllm, running
 from support.paths import ROOT
@@ -29,6 +31,7 @@ from marft_bridge.common.errors import BridgeError, ConfigError, EpisodesFailedE
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.fork_credit.command import ForkCreditOptions, credit_by_forks
+from marft_bridge.fork_credit.measurement import read_forks
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, episode_to_key
 from marft_bridge.rollouts.run_counts import Tally
 from marft_bridge.rollouts.session import Session
@@ -205,3 +208,14 @@ def test_what_cannot_be_measured_is_one_line_before_a_server_is_asked(lab: Credi
     lab.config()
     for more in (["--by", "forks", "--tasks", "3"], ["--by", "forks", "--method", "shapley"], ["--forks", "9"]):
         assert cli.run([*words, *more]) == 2
+
+
+def test_forks_are_read_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    team = Team(tmp_path, chain, ("a", "b", "c"))
+    team.fork("b", samples=6)
+    counts = count_while_streaming(monkeypatch)
+    with team.rig.store() as store:
+        stored = read_forks(store, "fork-1", "reward")
+    assert (len(stored.rewards), stored.count) == (6, 6)
+    assert len(counts) == 6
+    assert max(counts) <= 2  # the one that was given, and the one before it

@@ -3,20 +3,26 @@
 - In a chain the level after a call is that before the next one, and is named as it, so that its forks are run once.
 - Beside each other: what was under way keeps its answers on both sides of a call; where no ordinary fork gives the same
   calls again the level has a name of its own, and its forks sample exactly the others.
+- A prefix is made once, and a call is looked through for what is redacted once, however many levels give it again.
 """
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from forks.test_recorded_prefix import State, Team, chain, fan_out, loop
 from langgraph.graph import END, START, StateGraph
 
 from marft_bridge.fork_credit.credit_plan import CreditPlan
 from marft_bridge.fork_credit.run_levels import Level, RunLevels, run_to_levels
+from marft_bridge.forks import recorded_prefix
 from marft_bridge.forks.fork_plan import spans_to_parent
 
 
@@ -97,3 +103,29 @@ def test_a_level_that_is_no_ordinary_fork_has_a_name_and_samples_all_others(tmp_
     assert team.sampled_since() == {"left": 1, "one": 2, "two": 2}
     outcomes = {each.episode.variant: each.episode.outcome for each in team.episodes("credit-forks-1")}
     assert outcomes == {None: "terminated", "after left:1": "terminated"}
+
+
+@pytest.mark.parametrize(
+    ("build", "nodes"), [(chain, ("a", "b", "c")), (fan_out, ("work", "join"))], ids=["chain", "fan-out"]
+)
+def test_each_prefix_is_made_once_and_each_call_is_looked_through_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: Callable[[Any], Any], nodes: tuple[str, ...]
+) -> None:
+    team = Team(tmp_path, build, nodes, delay_s=0.05)
+    with team.rig.store() as store:
+        run = spans_to_parent(store.spans(team.parent.episode.episode_id))
+    count = Counter[str]()
+
+    def counted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            count[name] += 1
+            return original(*arguments, **options)
+
+        return call
+
+    for name in ("_to_prefix", "actions_to_dependents"):
+        monkeypatch.setattr(recorded_prefix, name, counted(name, getattr(recorded_prefix, name)))
+    monkeypatch.setattr(recorded_prefix, "json", SimpleNamespace(dumps=counted("looked through", json.dumps)))
+    levels = run_to_levels(run, nodes)
+    assert count["_to_prefix"] == len({id(level.prefix) for level in levels.levels})
+    assert count["looked through"] == count["actions_to_dependents"] == len(run.calls)

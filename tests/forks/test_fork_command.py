@@ -13,10 +13,13 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from forks.test_recorded_prefix import Team, chain
 from rich.console import Console
+from support.alive import count_while_streaming
 from support.credit_rig import NODES, CreditLab
 from support.fake_vllm import FakeVllm, running
 from support.snippets import Snippet, snippets
@@ -26,7 +29,7 @@ from marft_bridge.commands.collect import collect
 from marft_bridge.common.errors import BridgeError, ConfigError, EpisodesFailedError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import toml_to_config
-from marft_bridge.forks.command import ForkOptions, fork
+from marft_bridge.forks.command import ForkOptions, _read_forks, fork
 from marft_bridge.rollouts.collector import Collector
 from marft_bridge.rollouts.episode_plan import EpisodeRequest
 from marft_bridge.rollouts.run_counts import Tally
@@ -298,3 +301,16 @@ def test_calls_of_other_clients_get_their_recorded_answers_too(tmp_path: Path) -
                 assert (mine.prompt_ids, mine.sampled_ids, mine.logprobs, mine.completion) == (
                     *(theirs.prompt_ids, theirs.sampled_ids, theirs.logprobs, theirs.completion),
                 )
+
+
+def test_what_is_said_of_forks_is_read_one_fork_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    team = Team(tmp_path, chain, ("a", "b", "c"))
+    plan = team.plan("b", samples=6)
+    team.rig.run(plan)
+    counts = count_while_streaming(monkeypatch)
+    planned: Any = SimpleNamespace(run_id="fork-1", plan=plan, metric="reward")
+    with team.rig.store() as store:
+        forks = _read_forks(store, planned)
+    assert {sample: each.outcome_text for sample, each in forks.items()} == dict.fromkeys(range(6), "reward 4")
+    assert len(counts) == 6
+    assert max(counts) <= 2  # the one that was given, and the one before it

@@ -39,7 +39,9 @@ def to_forked(runs: list[RecordedRun]) -> RunWithEarlier:
     """The last of the runs of a thread, as `load_with_earlier` gives it."""
     has_links = runs[-1].trajectory.episode.begins is not None
     branch = runs[0 if has_links else -1].episode_id
-    earlier = [EarlierRun(run, runs[0].episode_id, is_needed=has_links) for run in runs[:-1]]
+    earlier = [
+        EarlierRun(run.episode_id, run.root.start_ns, runs[0].episode_id, is_needed=has_links) for run in runs[:-1]
+    ]
     return RunWithEarlier(runs[-1], earlier, branch)
 
 
@@ -53,7 +55,14 @@ def fork_last_call(graph: Any, runs: list[RecordedRun], folder: Path, context: A
     settings = {} if context is None else {"context": context}
     with asyncio.Runner() as runner, redirected_models(), redirected_clients(), given_tools():
         start = run_to_start(
-            recorded, to_forked(runs), prefix.forked, samples=1, tools="recorded", settings=settings, runner=runner
+            recorded,
+            to_forked(runs),
+            prefix.forked,
+            samples=1,
+            tools="recorded",
+            load={run.episode_id: run for run in runs}.__getitem__,
+            settings=settings,
+            runner=runner,
         )
         request = replace(request, start=start, beginning=start.prefix_to_rest(prefix))
         with private_memory(PrivateMemory()):

@@ -4,22 +4,29 @@
 - Runs of a thread are replayed after those that they go on with: turns, resumes, forks. A run that was cut is the same
   up to there. An older record is replayed as far as it goes.
 - In an app's own tests a divergence is an AssertionError that names it; the light core is enough.
+- A store is asked as much of each run, however many there are; a thread is in memory while a run of it is to come, and
+  an earlier run while it is replayed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
+from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command, interrupt
+from support.alive import count_alive
 from support.edge_rig import says
 from support.light_app import write_app
 from support.paths import ROOT
@@ -28,8 +35,14 @@ from support.traces_rig import traces
 from marft_bridge import cli, wrap
 from marft_bridge.common.errors import GraphError
 from marft_bridge.config.record import RecordOptions
+from marft_bridge.replay import command
+from marft_bridge.replay.command import Outcome, ReplayedApp, replay_episodes
 from marft_bridge.replay.episodes import file_to_run
+from marft_bridge.replay.private_memory import PrivateMemory
+from marft_bridge.replay.recorded_run import RecordedRun
+from marft_bridge.replay.replayed_run import ReplayOptions
 from marft_bridge.testing import replay
+from trace_store.records import SpanRow
 from trace_store.store import TraceStore
 
 APP = """
@@ -365,3 +378,128 @@ def test_the_light_core_replays(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 of 1 episodes came out the same" in done.stdout
+
+
+# -- what a store is asked --------------------------------------------------------------------------------------------
+
+
+def remembering(model: Any) -> Any:
+    """One call a turn, about what the thread holds."""
+
+    def write(state: dict[str, Any]) -> dict[str, Any]:
+        log = state.get("log", [])
+        return {"log": [*log, model.invoke(f"{state['ask']} after {len(log)}").text]}
+
+    graph = StateGraph(Reviewed)
+    graph.add_node("write", write)
+    graph.add_edge(START, "write")
+    graph.add_edge("write", END)
+    return graph.compile(checkpointer=InMemorySaver(), store=InMemoryStore())
+
+
+def record_turns(store: Path, turns: int, threads: int = 1) -> list[str]:
+    """The ids of the runs of some threads, which take turns."""
+    recorded = wrap(remembering(says(*(f"answer {n}" for n in range(turns * threads)))), store)
+    for _ in range(turns):
+        for thread in range(threads):
+            recorded.invoke({"ask": "more"}, {"configurable": {"thread_id": f"t{thread}"}})
+    recorded.recorder.journal.close()
+    recorded.unwrap()
+    return ids(store)
+
+
+def outcomes_of(store: Path, prefixes: Sequence[str] = ()) -> Iterator[Outcome]:
+    return replay_episodes(store, prefixes, ReplayedApp("replay.test_command:quiet"), ReplayOptions())
+
+
+def quiet() -> Any:
+    return remembering(says())
+
+
+class Asked:
+    """How many queries a store is asked, and how many rows they give."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.queries = self.rows = 0
+        original = TraceStore.sql
+
+        def counted(store: TraceStore, query: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+            rows = original(store, query, params)
+            self.queries, self.rows = self.queries + 1, self.rows + len(rows)
+            return rows
+
+        monkeypatch.setattr(TraceStore, "sql", counted)
+
+    def while_replaying(self, store: Path, prefixes: Sequence[str] = ()) -> tuple[int, int]:
+        before = self.queries, self.rows
+        assert all(outcome.is_same for outcome in outcomes_of(store, prefixes))
+        return self.queries - before[0], self.rows - before[1]
+
+
+def test_a_replay_asks_as_many_queries_of_each_run_however_long_its_thread_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, long = tmp_path / "short.duckdb", tmp_path / "long.duckdb"
+    record_turns(short, 2)
+    last_id = record_turns(long, 7)[-1]
+    asked = Asked(monkeypatch)
+    of_short, _ = asked.while_replaying(short)
+    of_long, _ = asked.while_replaying(long)
+    assert of_long - of_short == 5 * 2  # the two that read the spans of a run
+    of_last, _ = asked.while_replaying(long, [last_id])
+    assert of_last <= of_long + 5  # to find it, and its own spans twice more
+
+
+def test_a_named_episode_is_replayed_without_a_row_of_other_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, many = tmp_path / "few.duckdb", tmp_path / "many.duckdb"
+    named = {store: record_turns(store, 1, threads)[0] for store, threads in ((few, 2), (many, 9))}
+    asked = Asked(monkeypatch)
+    (_, rows_of_few), (_, rows_of_many) = (asked.while_replaying(store, [named[store]]) for store in (few, many))
+    assert rows_of_few == rows_of_many
+
+
+def test_the_checkpoints_of_a_thread_are_let_go_after_its_last_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, alive = tmp_path / "traces.duckdb", weakref.WeakSet[PrivateMemory]()
+
+    class Watched(PrivateMemory):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            alive.add(self)
+
+    monkeypatch.setattr(command, "PrivateMemory", Watched)
+    for thread in range(3):
+        recorded = wrap(remembering(says("one", "two")), store)
+        for _ in range(2):
+            recorded.invoke({"ask": "more"}, {"configurable": {"thread_id": f"t{thread}"}})
+        recorded.recorder.journal.close()
+        recorded.unwrap()
+    counts = []
+    for outcome in outcomes_of(store):
+        assert outcome.is_same
+        gc.collect()
+        counts.append(len(alive))
+    assert counts == [2, 1] * 3  # one is that whose stores all threads share
+
+
+def test_one_earlier_run_at_a_time_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread's, and those beside it that may have left something in the store."""
+    store = tmp_path / "traces.duckdb"
+    last_id = record_turns(store, 4, threads=2)[-1]
+    original, counts = TraceStore.spans, list[int]()
+
+    def counted(reader: TraceStore, episode_id: str) -> list[SpanRow]:
+        counts.append(count_alive(RecordedRun))
+        return original(reader, episode_id)
+
+    monkeypatch.setattr(TraceStore, "spans", counted)
+    before = count_alive(RecordedRun)
+    with TraceStore.open(store) as writer:
+        writer.take_in()
+        writer.sql("UPDATE episodes SET user_id = 'u'")  # so that the runs of both threads are beside each other
+    assert replay(quiet(), last_id, store=store).divergence is None
+    assert len(counts) >= 4
+    assert max(counts) - before <= 1  # the run itself; of those before it none is left when the next one is loaded

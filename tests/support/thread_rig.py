@@ -26,6 +26,7 @@ from marft_bridge.forks.thread_start import ThreadStart, load_forked, run_to_sta
 from marft_bridge.model_calls.redirect import redirected_models
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.run_facts import value_to_text
+from marft_bridge.replay.episodes import load_run
 from marft_bridge.replay.private_memory import PrivateMemory, private_memory
 from marft_bridge.replay.recorded_run import RecordedRun, spans_to_run
 from marft_bridge.replay.replayed_run import to_comparable_output
@@ -146,6 +147,11 @@ class Lab:
             store.take_in()
             return load_forked(store, [each.episode_id for each in store.episodes()][number])
 
+    def load_run(self, episode_id: str) -> RecordedRun:
+        """One of the runs, with the store open for the moment."""
+        with TraceStore.open(self.folder / "traces.duckdb", read_only=True) as store:
+            return load_run(store, episode_id)
+
     def fork(
         self, number: int, at: str, graph: Any = None, *, tools: ToolChoice = "recorded", samples: int = 1
     ) -> tuple[RecordedRun, ThreadStart]:
@@ -160,7 +166,16 @@ class Lab:
         recorded = wrap(graph, recorder)
         loop: Any = asyncio.Runner() if self._runner is None else nullcontext(self._runner)
         with loop as runner, redirected_models(), given_tools():
-            start = run_to_start(recorded, forked, call, samples=samples, tools=tools, settings={}, runner=runner)
+            start = run_to_start(
+                recorded,
+                forked,
+                call,
+                samples=samples,
+                tools=tools,
+                load=self.load_run,
+                settings={},
+                runner=runner,
+            )
             requests = [replace(each, start=start, beginning=start.prefix_to_rest(prefix)) for each in requests]
             with private_memory(PrivateMemory()):
                 collector = Collector(graph=recorded, app=app, backend=OWN_MODELS)

@@ -185,6 +185,7 @@ def to_texts(trajectories: list[Trajectory]) -> list[str]:
             "split": optional(st.just("train")),
             "round": optional(st.integers(0, 2)),
             "variant": optional(WORDS),
+            "episode_ids": optional(st.lists(st.sampled_from([f"e{k}é" for k in range(9)]), max_size=5)),
             "limit": optional(st.integers(0, 8)),
         },
     ),
@@ -203,6 +204,7 @@ def test_a_stream_is_what_plain_sql_finds_row_by_row(
         trajectory
         for trajectory in all_trajectories
         if (filters.get("run_ids") is None or trajectory.episode.run_id in filters["run_ids"])
+        and (filters.get("episode_ids") is None or trajectory.episode.episode_id in filters["episode_ids"])
         and all(
             filters.get(name) in (None, getattr(trajectory.episode, name)) for name in ("split", "round", "variant")
         )

@@ -2,7 +2,7 @@
 
 - Whatever part of the records a writer took in before, a reader shows what a writer would, and writes nothing.
 - A writer that records, and one that takes in, may work at the same time.
-- Opened again, only what is new in the journal is read.
+- Opened again, only what is new in the journal is read, and nothing is shown of one that was deleted.
 """
 
 from __future__ import annotations
@@ -166,6 +166,28 @@ def test_opened_again_only_what_is_new_is_read_and_nothing_stays_behind(tmp_path
         assert unread.bytes_read == total  # all of it is in the store now
     journal.close()
     assert set(Path(tempfile.gettempdir()).glob("marft-unread-*")) == folders
+
+
+@pytest.mark.parametrize("has_same_names", [True, False])
+def test_opened_again_nothing_is_shown_of_a_journal_that_was_deleted_since(
+    tmp_path: Path, has_same_names: bool
+) -> None:
+    path = tmp_path / "s.duckdb"
+
+    def record(name: str, number: int) -> None:
+        journal_of(path).mkdir(exist_ok=True)
+        (journal_of(path) / f"1-{name}.segment").write_bytes(b"".join(map(line_of, chain(f"{number:x}").spans())))
+
+    record("a", 1)
+    with UnreadJournal(path) as unread:
+        with TraceStore.open(path, read_only=True, unread=unread) as store:
+            (first,) = store.episodes()
+        journal_of(path).rename(tmp_path / "deleted")  # whose inodes stay taken
+        record("a" if has_same_names else "b", 2)
+        for _ in range(2):
+            with TraceStore.open(path, read_only=True, unread=unread) as store:
+                (second,) = store.episodes()
+                assert second.episode_id != first.episode_id
 
 
 def test_an_older_store_with_a_journal_shows_both(tmp_path: Path) -> None:

@@ -3,14 +3,16 @@
 - A round of trees samples as many tokens as its whole runs would have, to within half a run; waves by hand.
 - A round that was stopped anywhere goes on with the same forks, and plays none twice.
 - Forks that fail are rows, count towards the budget, and are not begun for ever; what cannot be forked is passed over.
+- A round is read once, not once a wave, and what is kept of it is what the store has.
 
 On a scripted duo and a real store.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,9 +38,10 @@ from marft_bridge.training.planned_forks import (
     sampled_count,
 )
 from marft_bridge.training.round_plan import RoundPlan, plan_round
+from marft_bridge.training.round_runs import RoundRuns
 from marft_bridge.training.tree_metrics import round_to_tree_metrics, tree_metrics_to_text
 from marft_bridge.training.tree_plan import ForkRules, KnownBefore, RoundForks, StoredRun, siblings_of_rounds
-from trace_store.records import BLIND_FORK, RETOKENISED, Trajectory
+from trace_store.records import BLIND_FORK, RETOKENISED, Reward, Trajectory
 from trace_store.store import TraceStore
 from trainers.batch import trajectories_to_round
 
@@ -71,6 +74,7 @@ class Play:
         self.rules = ForkRules(chosen, registry, folder / "trees", "run", is_heldout=lambda _: False)
         self.plan: RoundPlan = plan_round(TASKS, chosen.train, chosen.seed, **COMMON, round=1)
         self.known = KnownBefore({task["id"]: 1.0 for task in TASKS}, {REASON: 1.0, ACT: 1.0}, siblings=[])
+        self.runs = RoundRuns("run", 1)
         self.wave_sizes: list[int] = []
 
     def go_on(self, stop_after: int | None = None) -> None:
@@ -85,14 +89,17 @@ class Play:
             if stop_after is not None and (stop_after := stop_after - len(wave)) == 0:
                 return
 
+    def forks_of(self, store: TraceStore) -> RoundForks:
+        return RoundForks(self.rules, store, self.plan, known=lambda: self.known, runs=self.runs)
+
     def next_wave(self, played: Sequence[EpisodeRequest]) -> list[EpisodeRequest]:
         with self.rig.store() as store:
-            return RoundForks(self.rules, store, self.plan, known=lambda: self.known, number=1).next_wave(played)
+            return self.forks_of(store).next_wave(played)
 
     def requests_of(self, fork: PlannedFork) -> list[EpisodeRequest]:
         """Of a planned fork, as they are played."""
         with self.rig.store() as store:
-            return RoundForks(self.rules, store, self.plan, known=lambda: self.known, number=1)._to_requests(fork)
+            return self.forks_of(store)._to_requests(fork)
 
     def stored_keys(self) -> set[Any]:
         with self.rig.store() as store:
@@ -160,6 +167,53 @@ def test_a_wave_looks_through_the_stored_episodes_no_oftener_for_having_many_for
     # a wave that is planned asks once of the waves before it and once of its own; the last that finds nothing, once
     assert len(asked) <= 2 * len(play.wave_sizes) + 1
     assert sum(len(wave) for wave in play.waves()) > len(play.wave_sizes)
+
+
+def test_an_episode_of_a_round_is_read_once_however_many_waves_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, original = Counter[str](), TraceStore.trajectories
+
+    def counted(store: TraceStore, **options: Any) -> Iterator[Trajectory]:
+        for trajectory in original(store, **options):
+            read[trajectory.episode.episode_id] += 1
+            yield trajectory
+
+    play = Play(tmp_path, config(samples=1))
+    monkeypatch.setattr(TraceStore, "trajectories", counted)
+    play.go_on()
+    assert len(play.wave_sizes) > 2
+    assert set(read.values()) == {1}
+    assert len(read) == 4 + sum(play.wave_sizes)
+
+
+def test_what_is_kept_of_a_round_is_what_its_store_has_now(tmp_path: Path) -> None:
+    """Without what forks are not planned by: token ids, log-probs, texts and edges."""
+    play = Play(tmp_path, config(samples=1))
+    play.go_on()
+    first, second, *rest = (each.episode.episode_id for each in play.trajectories())
+    runs = RoundRuns("run", 1)
+
+    def rewards() -> dict[str, float | None]:
+        with play.rig.store() as store:
+            stored = list(store.trajectories(run_ids=["run"], forks=True))
+            kept = runs.read(store)
+        assert [each.episode for each in kept] == [each.episode for each in stored]
+        assert [each.rewards for each in kept] == [each.rewards for each in stored]
+        assert [sampled_count(each.actions) for each in kept] == [sampled_count(each.actions) for each in stored]
+        assert {(a.prompt_ids, a.sampled_ids, a.logprobs, a.completion) for e in kept for a in e.actions} == {
+            (None, None, None, None)
+        }
+        return {each.episode.episode_id: each.team_reward("reward") for each in kept}
+
+    rewards()
+    with play.rig.store() as store:
+        store.put_rewards([Reward(first, "reward", 17.0, "later", time.time_ns())])
+        for table in ("rewards", "actions", "edges", "episodes"):
+            store.sql(f"DELETE FROM {table} WHERE episode_id = ?", (second,))  # noqa: S608 - constants
+    now = rewards()
+    assert now[first] == 17.0
+    assert now.keys() == {first, *rest}
 
 
 def test_waves_by_hand(tmp_path: Path) -> None:
