@@ -112,7 +112,7 @@ def _tools_divergence(
     definitions = [[read_json(definition) for definition in tools[name]] for tools in (recorded, now)]
     both_one = len(definitions[0]) == len(definitions[1]) == 1
     schemas = [side[0].get("function", side[0]) if both_one else side for side in definitions]
-    path, recorded_words, words = value_difference(*schemas) or ("", None, None)
+    path, recorded_words, words = value_difference(schemas[0], schemas[1]) or ("", None, None)
     text = f"it offers its model another schema of the tool {name}{f', at {path}' if path else ''}"
     return Divergence("tools offered", node, number, text=text, recorded=recorded_words, replayed=words)
 

@@ -83,7 +83,8 @@ def _names_of_app(graph: Any) -> list[dict[str, Any]]:
     of_nodes = [function.__globals__ for function in _graph_to_functions(graph)]
     of_nodes = [names for names in of_nodes if _to_package(names) not in (*_FRAMEWORKS, *sys.stdlib_module_names)]
     packages = {_to_package(names) for names in of_nodes} - {""}
-    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    loaded: list[Any] = list(sys.modules.values())  # None, or any object, where somebody put it there
+    modules = [module for module in loaded if isinstance(module, ModuleType)]
     modules = [module for module in modules if _to_package(vars(module)) in packages or _is_apps_own(module)]
     return list({id(names): names for names in (*map(vars, modules), *of_nodes)}.values())
 
