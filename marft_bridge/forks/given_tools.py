@@ -19,6 +19,7 @@ from marft_bridge.common.errors import GraphError
 from marft_bridge.model_calls.routing import current_routing
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.replay.divergence import Divergence
+from marft_bridge.replay.drawn_ids import DrawnIds
 from marft_bridge.replay.recorded_run import RecordedRun, RecordedTool, arguments_to_json, is_drawn_id
 from marft_bridge.replay.recorded_tools import RunIt, recorded_tools, tool_divergence, tools_like
 from trace_store import conventions as c
@@ -41,16 +42,17 @@ class PrefixTools:
         """The rest of them, where these runs are of tasks that do not run."""
         return replace(self, given=[tool for tool in self.given if tool.span_id not in copied_ids])
 
-    def begin(self, recorder: Recorder) -> GivenTools:
-        """The results for one run, none of them given yet."""
-        return GivenTools(self, recorder)
+    def begin(self, recorder: Recorder, ids: DrawnIds) -> GivenTools:
+        """The results for one run, none of them given yet; `ids`: which ids of the record are which of this run."""
+        return GivenTools(self, recorder, ids)
 
 
 class GivenTools:
     """The tool results of one fork while it is run. Its caller holds a lock."""
 
-    def __init__(self, tools: PrefixTools, recorder: Recorder) -> None:
+    def __init__(self, tools: PrefixTools, recorder: Recorder, ids: DrawnIds) -> None:
         self._open_tools, self._later_tools = list(tools.given), list(tools.later)
+        self._ids = ids
         self._drawn_ids = tools.drawn_ids
         self._recorded_ids: dict[str, str] = {}  # id of a tool call that was drawn in this fork -> in the record
         self._recorder = recorder
@@ -69,22 +71,28 @@ class GivenTools:
             self._open_tools.remove(tool)
             if call_id is not None and tool.call_id is not None:
                 self._recorded_ids[call_id] = tool.call_id
+            self._ids.note_pair(tool.arguments, arguments)
             if tool.must_run:
                 return RunIt()
             span.set({c.REPLAYED_FROM: tool.span_id})
-            return tool
+            given_tool = replace(tool, result=self._ids.to_now(tool.result), output=self._ids.to_now(tool.output))
+            self._ids.note_given([given_tool.result, given_tool.output])
+            return given_tool
         if is_live or self._find_same(self._later_tools, name, node, call_id=call_id, arguments=arguments):
             return RunIt()
-        return tool_divergence(
-            node, name, arguments, open_tools=tools_like(self._open_tools, name, node, call_id=call_id)
-        )
+        open_tools = tools_like(self._open_tools, name, node, call_id=call_id)
+        return tool_divergence(node, name, arguments, open_tools=open_tools, ids=self._ids)
 
     def _find_same(
         self, tools: Sequence[RecordedTool], name: str, node: str, *, call_id: str | None, arguments: Any
     ) -> list[RecordedTool]:
         """Those of these recorded runs that a run is: of its node, its tool call and its arguments."""
-        same_tools = [tool for tool in tools if (tool.name, tool.node, tool.arguments) == (name, node, arguments)]
-        return [tool for tool in same_tools if self._is_same_call(tool.call_id, call_id)]
+        of_call = [
+            tool
+            for tool in tools
+            if (tool.name, tool.node) == (name, node) and self._is_same_call(tool.call_id, call_id)
+        ]
+        return self._ids.find_same(of_call, arguments, to_json=lambda tool: tool.arguments)
 
     def _is_same_call(self, recorded_id: str | None, call_id: str | None) -> bool:
         """Whether two tool calls are one: by their ids, or where the app drew both, by which have come so far."""

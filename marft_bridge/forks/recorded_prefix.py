@@ -1,8 +1,9 @@
 """A recorded episode and one of its calls -> the answers that a fork of it there gives again, each to its own call.
 
 Given again are the calls that do not depend on the forked one by D and that began before it ended. A call is known by
-its node and its prompt; among equal ones by their order. With the answers at hand, a call that depends on the forked
-one by time alone may come first: it waits until the forked one has come. Invariants: no recorded answer is given twice;
+its node and its prompt, in which ids that a run draws stand for each other; among equal ones by their order. With the
+answers at hand, a call that depends on the forked one by time alone may come first: it waits until the forked one has
+come. Invariants: no recorded answer is given twice;
 a fork that does not make every one of these calls with its recorded prompt fails, and says which; a wait ends when
 nothing has come for `PATIENCE_S`, and for as long as the parent took to come to the forked call where it is its prompt.
 """
@@ -31,8 +32,10 @@ from marft_bridge.recording.open_span import OpenSpan
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import REDACTED
 from marft_bridge.replay.divergence import DivergedError, Divergence, prompt_difference
+from marft_bridge.replay.drawn_ids import DrawnIds, number_ids
 from marft_bridge.replay.recorded_answers import NOT_MADE, PATIENCE_S
 from marft_bridge.replay.recorded_run import (
+    GIVEN_INPUTS,
     RecordedCall,
     RecordedRun,
     RecordedTool,
@@ -85,6 +88,7 @@ class RecordedPrefix:
     given: Sequence[PrefixCall]  # by their start
     later: Sequence[RecordedCall]  # that do not depend on the forked call either, and are sampled anew all the same
     dependents: Sequence[RecordedCall] = ()  # the rest, which depend on it
+    inputs: Sequence[Any] = ()  # what the fork is given as the parent was: ids in it stay as they are
     lead_s: float = 0.0  # from the beginning of the run to the forked call
     cached_nodes: Set[str] = frozenset()  # of which a task got what it writes from a cache, and made no call
     text: str | None = None  # the answer of the forked call, where a person gives it; None: its route samples it
@@ -106,7 +110,9 @@ class PrefixAnswers:
     def __init__(self, prefix: RecordedPrefix, recorder: Recorder) -> None:
         self._prefix, self._recorder = prefix, recorder
         self._given = {each.call.action_id: each for each in prefix.given}
-        self._tools = None if prefix.tools is None else prefix.tools.begin(recorder)
+        self._ids = DrawnIds(list(prefix.inputs))
+        self._keys: dict[str, list[Any]] = {}  # by action id: the recorded prompt, with its drawn ids by number
+        self._tools = None if prefix.tools is None else prefix.tools.begin(recorder, self._ids)
         self._open_calls = sorted(
             [*(each.call for each in prefix.given), prefix.forked], key=lambda call: (call.started_ns, call.action_id)
         )
@@ -136,10 +142,10 @@ class PrefixAnswers:
         dependents = [call for call in self._prefix.dependents if call.node == node]
         with self._lock:
             is_over = self._is_live or self._divergence is not None
-            if not dependents or is_over or _find_call([*self._open_calls, *self._prefix.later], node, prompt):
+            if not dependents or is_over or self._find_call([*self._open_calls, *self._prefix.later], node, prompt):
                 return 0.0
             lead_s = 0.0
-            if _find_call(dependents, node, prompt) is not None:
+            if self._find_call(dependents, node, prompt) is not None:
                 lead_s = self._prefix.lead_s
             elif any(call.node == node and call is not self._prefix.forked for call in self._open_calls):
                 return 0.0  # rather one of these, with another prompt
@@ -159,16 +165,18 @@ class PrefixAnswers:
         with self._lock:
             if self._divergence is not None:  # the app caught it, and goes on
                 raise DivergedError(str(self._divergence))
-            call = _find_call(self._open_calls, node, prompt)
+            call = self._find_call(self._open_calls, node, prompt)
             if call is None:
                 self._is_live = self._is_live or self._is_later(node, prompt)
                 if self._is_live:
                     return None
                 open_calls = [call for call in self._open_calls if call.node == node]
                 is_cached = node in self._prefix.cached_nodes
-                raise self._diverged(_unknown_call(node, prompt, open_calls, is_cached=is_cached))
+                nearest = [] if is_cached or not open_calls else self._ids.to_now(open_calls[0].prompt)
+                raise self._diverged(_unknown_call(node, prompt, open_calls, nearest=nearest, is_cached=is_cached))
             self._last_event_s = time.monotonic()
             self._open_calls.remove(call)
+            self._ids.note_pair(call.prompt, prompt)
             if call is not self._prefix.forked:
                 return self._give(self._given[call.action_id])
             self._is_live = True
@@ -200,7 +208,21 @@ class PrefixAnswers:
 
     def _is_later(self, node: str, prompt: list[Any]) -> bool:
         """Whether the parent made this call too, after the forked one: with the answers at hand, it may come early."""
-        return _find_call(self._prefix.later, node, prompt) is not None
+        return self._find_call(self._prefix.later, node, prompt) is not None
+
+    def _find_call(self, calls: Sequence[RecordedCall], node: str, prompt: list[Any]) -> RecordedCall | None:
+        """The first of these that a call is: with its prompt, or one whose ids may stand for its own."""
+        of_node = [call for call in calls if call.node == node]
+        for call in of_node:
+            if call.prompt == prompt:
+                return call
+        key = number_ids(prompt)
+        for call in of_node:
+            if call.action_id not in self._keys:
+                self._keys[call.action_id] = number_ids(call.prompt)
+            if self._keys[call.action_id] == key and self._ids.fit(call.prompt, prompt):
+                return call
+        return None
 
     def _give(self, given: PrefixCall) -> GivenAnswer:
         routing, node = current_routing.get(), given.call.node
@@ -214,7 +236,9 @@ class PrefixAnswers:
             given=given.attributes,
         )
         assert given.call.answer is not None  # see `run_to_prefix`
-        return GivenAnswer(given.call.answer.model_copy(deep=True), tokens)
+        answer = self._ids.answer_to_now(given.call.answer.model_copy(deep=True))
+        self._ids.note_given([answer.content, [tool_call["args"] for tool_call in answer.tool_calls]])
+        return GivenAnswer(answer, tokens)
 
     def _diverged(self, divergence: Divergence) -> DivergedError:
         self._divergence = self._divergence or divergence
@@ -355,6 +379,7 @@ def _to_prefix(
         given=[parts.call_to_given(call) for call in given],
         later=later,
         dependents=dependents,
+        inputs=[span.attributes.get(key) for span in run.spans for key in GIVEN_INPUTS],
         lead_s=lead_s,
         cached_nodes=parts.cached_nodes,
         text=text,
@@ -382,10 +407,6 @@ def _span_to_key(span: OpenSpan) -> tuple[str, list[Any]]:
     return str(span.attributes.get(c.NODE) or ""), prompt
 
 
-def _find_call(calls: Sequence[RecordedCall], node: str, prompt: list[Any]) -> RecordedCall | None:
-    return next((call for call in calls if call.node == node and call.prompt == prompt), None)
-
-
 def _call_to_given(call: RecordedCall, span: SpanRow, action: Action) -> PrefixCall:
     attributes = {key: span.attributes[key] for key in _SAMPLING if span.attributes.get(key) is not None}
     return PrefixCall(
@@ -407,13 +428,16 @@ def _unseen_call() -> Divergence:
     return Divergence("extra call", "", None, text=text)
 
 
-def _unknown_call(node: str, prompt: list[Any], open_calls: Sequence[RecordedCall], *, is_cached: bool) -> Divergence:
+def _unknown_call(
+    node: str, prompt: list[Any], open_calls: Sequence[RecordedCall], *, nearest: list[Any], is_cached: bool
+) -> Divergence:
+    """What is said of a call that is none of the prefix; `nearest`: the prompt that it was to have."""
     if is_cached or not open_calls:
         _, _, words = prompt_difference([], prompt)
         text = "before the fork, the record has no more calls of this node"
         if is_cached:
             text = "in the record it made no such call: its task came from the app's cache, which forks do not have"
         return Divergence("extra call", node, None, text=text, recorded=None, replayed=words)
-    nearest = open_calls[0]
-    where, recorded_words, replayed_words = prompt_difference(nearest.prompt, prompt)
-    return Divergence("prompt", node, nearest.number, text=where, recorded=recorded_words, replayed=replayed_words)
+    where, recorded_words, replayed_words = prompt_difference(nearest, prompt)
+    number = open_calls[0].number
+    return Divergence("prompt", node, number, text=where, recorded=recorded_words, replayed=replayed_words)

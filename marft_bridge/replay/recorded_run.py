@@ -31,6 +31,8 @@ from trace_store.records import SpanRow, Trajectory
 
 NOT_FINISHED = "TimeoutError: not finished when the run ended"
 """What the recorder says of a call that was under way when its run ended."""
+GIVEN_INPUTS = (c.TASK, c.INPUT, c.RUN_CONFIG)
+"""Attributes of what a replay or a fork is given as the record has it."""
 _CANCELLED = "CancelledError"
 _CLOSED = ("GeneratorExit", "StreamClosedError")
 _CUT = (_CANCELLED, "KeyboardInterrupt", *_CLOSED)

@@ -57,6 +57,7 @@ from marft_bridge.replay.private_memory import PrivateMemory, memory_of_run, pri
 from marft_bridge.replay.recorded_answers import NOT_MADE, PATIENCE_S, RecordedAnswers
 from marft_bridge.replay.recorded_models import chat_stand_in, llm_stand_in
 from marft_bridge.replay.recorded_run import (
+    GIVEN_INPUTS,
     RecordedCall,
     RecordedRun,
     RecordedTool,
@@ -88,7 +89,6 @@ DATED = "recorded before the record said how a run was started: it was run async
 GIVEN_UP = "the app did not wait for its answer, which the record does not have, and now it waits"
 LOST = "its input was given as JSON, where it had"
 _one_at_a_time = threading.Lock()
-_RECORDED_INPUTS = (c.TASK, c.INPUT, c.RUN_CONFIG)  # what a replay is given as the record has it
 _MESSAGE_FIELDS = ("type", "content", "name", "tool_calls", "tool_call_id", "role", "artifact", "status")
 
 
@@ -162,7 +162,7 @@ class _Replay:
         self.moments = RunMoments(run.root.start_ns, run.root.end_ns) if options.freeze_time else None
         # In a run that was stopped from outside nobody knows of such a call who stopped it: the replay ends there.
         self._endless_ids = frozenset(call.action_id for call in run.calls if call.has_no_end and not run.was_cut)
-        self._ids = DrawnIds([span.attributes.get(key) for span in run.spans for key in _RECORDED_INPUTS])
+        self._ids = DrawnIds([span.attributes.get(key) for span in run.spans for key in GIVEN_INPUTS])
         self.answers = RecordedAnswers(
             run.calls,
             run.trajectory.edges,

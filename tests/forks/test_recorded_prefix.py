@@ -15,6 +15,7 @@ import operator
 import random
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -405,6 +406,84 @@ def test_a_fork_that_is_interrupted_before_its_call_has_failed(tmp_path: Path) -
     (fork,) = team.fork("b")
     assert (fork.episode.outcome, fork.rewards) == ("failed", ())
     assert fork.episode.reason == "DivergedError: b, call 1: this call is not made any more"
+
+
+def chain_with_ids(model: Any) -> Any:
+    """As `chain`, of two ids that a draws: b reads both, c reads one of them and what b said of it."""
+    graph = StateGraph(State)
+
+    def start(state: State) -> dict[str, Any]:
+        ticket, user = str(uuid.uuid4()), uuid.uuid4().hex
+        return {"words": [ticket, user, model.invoke(f"a open {ticket} for {user}").text]}
+
+    def work(state: State) -> dict[str, Any]:
+        return {"words": [model.invoke(f"b work on {state['words'][1]} of {state['words'][2]}").text]}
+
+    def close(state: State) -> dict[str, Any]:
+        return {"words": [model.invoke(f"c close {state['words'][1]}: " + " ".join(state["words"][3:])).text]}
+
+    for name, node in zip("abc", (start, work, close), strict=True):
+        graph.add_node(name, node)
+    for one, other in zip([START, *"abc"], [*"abc", END], strict=True):
+        graph.add_edge(one, other)
+    return graph.compile()
+
+
+@pytest.mark.parametrize("at", ["b", "c"])
+def test_ids_that_a_run_draws_are_the_forks_own_and_go_by_number(at: str, tmp_path: Path) -> None:
+    team = Team(tmp_path, chain_with_ids, ("a", "b", "c"))
+    (fork,) = team.fork(at)
+    assert fork.episode.outcome == "terminated", fork.episode.reason
+    mine, parents = by_node(fork), by_node(team.parent)
+    assert mine["a"].replayed_from == parents["a"].action_id
+    assert mine["a"].completion == parents["a"].completion
+    assert team.sampled_since() == ({"b": 1, "c": 1} if at == "b" else {"c": 1})
+    (ticket,), (own_ticket,) = (
+        {word for word in bytes(each["c"].prompt_ids or ()).decode().split() if word.count("-") == 4}
+        for each in (parents, mine)
+    )
+    assert ticket != own_ticket
+
+
+def test_a_fork_of_a_fork_and_many_beside_each_other_draw_ids_of_their_own(tmp_path: Path) -> None:
+    team = Team(tmp_path, chain_with_ids, ("a", "b", "c"))
+    forks = team.fork("b", samples=6)
+    assert [fork.episode.outcome for fork in forks] == ["terminated"] * 6
+    with team.rig.store() as store:
+        run = spans_to_parent(store.spans(forks[0].episode.episode_id))
+    requests = plan_forks(run, text_to_prefix(run, "c", None), ForkChange(), run_id="fork-2", samples=2, seed=0)
+    team.rig.run(requests)
+    assert [fork.episode.outcome for fork in team.episodes("fork-2")] == ["terminated"] * 2
+
+
+def test_two_prompts_that_differ_in_which_ids_are_equal_are_different(tmp_path: Path) -> None:
+    swaps = [False]
+
+    def build(model: Any) -> Any:
+        graph = StateGraph(State)
+
+        def first(state: State) -> dict[str, Any]:
+            one, other = str(uuid.uuid4()), str(uuid.uuid4())
+            words = [one, other, model.invoke(f"a {one} {other}").text]
+            return {"words": words[1::-1] + words[2:] if swaps[0] else words}
+
+        def second(state: State) -> dict[str, Any]:
+            return {"words": [model.invoke(f"b {state['words'][1]}").text]}
+
+        def third(state: State) -> dict[str, Any]:
+            return {"words": [model.invoke("c").text]}
+
+        for name, node in zip("abc", (first, second, third), strict=True):
+            graph.add_node(name, node)
+        for one, other in zip([START, *"abc"], [*"abc", END], strict=True):
+            graph.add_edge(one, other)
+        return graph.compile()
+
+    team = Team(tmp_path, build, ("a", "b", "c"))
+    swaps[0] = True
+    (fork,) = team.fork("c")
+    assert fork.episode.outcome == "failed"
+    assert "b, call 1: message 0 (user) differs at word 1: recorded" in (fork.episode.reason or "")
 
 
 def test_a_fork_can_be_forked(tmp_path: Path) -> None:
