@@ -179,8 +179,8 @@ def show(
     as_json: Annotated[
         bool,
         json_option(
-            "episode, actions, edges, rewards, link, followers, fork_of, forks, deeper_forks, omitted_forks, advantages,"
-            " spans"
+            "episode, actions, edges, rewards, link, followers, fork_of, forks, deeper_forks, omitted_forks, "
+            "advantages, spans"
         ),
     ] = False,
 ) -> None:

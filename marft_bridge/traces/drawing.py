@@ -231,7 +231,7 @@ class _Drawer:
                 self._add_deeper(leaf, self.parts.deeper.by_branch.get(fork.episode_id, ()))
         if self.parts.deeper.omitted:
             count = self.parts.deeper.omitted
-            branch.add(Text(f"{count} more forks of forks are left out; `traces show FORK` lists a fork's own"))
+            branch.add(Text(f"forks of forks that are left out: {count}; `traces show FORK` lists a fork's own"))
 
     def _add_deeper(self, leaf: Tree, forks: Sequence[DeeperFork]) -> None:
         above = [leaf]  # of the fork that is drawn next, from the first level

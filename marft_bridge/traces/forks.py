@@ -168,7 +168,7 @@ def _to_worths(recorded: dict[str, float], branches: Sequence[ForkBranch], compa
 def sample_attempts(
     rows: Iterable[tuple[Any, ...]], rewards: Mapping[str, Mapping[str, float]]
 ) -> dict[_Point, dict[int, tuple[Any, ...]]]:
-    """Rows of (forked action, run, variant, round, episode, sample, ...), by their start -> those that count, by sample.
+    """Rows of (forked action, run, variant, round, episode, sample, ...), by their start -> what counts, by sample.
 
     The latest attempt at a sample counts, unless it was cut off before its reward and an earlier one was not.
     """

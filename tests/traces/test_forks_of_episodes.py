@@ -138,7 +138,7 @@ def test_show_draws_forks_of_forks_to_the_leaves_and_the_way_up(
     assert lines[first].endswith(f"#2 b, call 2, fork-2, {VISIBLE}, sample 0: cc0000000000 reward 0.25")
     assert second == first + 1
     assert lines[second].index("#0") > lines[first].index("#2")
-    assert "30 more forks of forks are left out" in out
+    assert "forks of forks that are left out: 30;" in out
     assert "\x1b[2J" not in out
     _, out, _ = traces(capsys, "show", named(names[2]), "--no-text", "--store", path)
     assert f"fork of {named(names[1])} at b, call 1" in out
