@@ -11,11 +11,12 @@ import re
 from pathlib import Path
 
 import pytest
+from support.browser import CHROMIUM, browsing
 from support.fork_store import PARENT, deeper_fork, fork_records, forked_store, named
 from support.growth_rig import fill
 from support.sample_spans import chain
 from support.traces_rig import store_of
-from support.view_rig import HOSTILE, SEEN, serving
+from support.view_rig import HOSTILE, SEEN, TOKEN, serving
 
 from marft_bridge.traces import fork_tree
 from marft_bridge.view import forks
@@ -150,3 +151,20 @@ def test_hostile_texts_of_deeper_forks_are_text(tmp_path: Path) -> None:
     assert "window.owned=1;document.title='owned'</script>" not in page
     assert "\u202e" not in page
     assert to_words(section_of(page)).count(SEEN) == 3
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on PATH: the page was not rendered")
+def test_a_deep_tree_is_no_wider_than_a_phone_or_a_laptop(tmp_path: Path) -> None:
+    path = forked_store(tmp_path / "s.duckdb")
+    names = ["bbbb0001", *(f"cc{n:06d}" for n in range(40))]
+    fill(path, [deeper_fork(name, parent, 0.5) for parent, name in itertools.pairwise(names)])
+    with serving(path) as served, browsing(tmp_path / "profile") as browser:
+        browser.open(f"{served.url}/?token={TOKEN}")
+        for width, episode in itertools.product((390, 1280), (PARENT, named(names[20]))):
+            browser.look(width)
+            browser.open(f"{served.url}/episode?id={episode}")
+            assert browser.run("document.documentElement.scrollWidth") == width
+            narrowest = "Math.min(...[...document.querySelectorAll('.fork-tree li')].map(e => e.clientWidth))"
+            assert browser.run(narrowest) >= 120
+        assert not browser.errors
