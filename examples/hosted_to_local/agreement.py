@@ -221,8 +221,8 @@ def _sign(difference: float) -> int:
 
 def _share(outcomes: Sequence[float], tasks: Sequence[str]) -> MeanInterval:
     interval = mean_interval(outcomes, clusters=tasks)
-    if interval.low is None or interval.high is None or len(set(outcomes)) == 1:
-        return MeanInterval(interval.mean, None, None)  # outcomes that are all equal show no spread
+    if interval.low is None or interval.high is None:
+        return interval  # outcomes that are all equal show no spread
     return MeanInterval(interval.mean, max(0.0, interval.low), min(1.0, interval.high))
 
 

@@ -38,7 +38,7 @@ from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.runs.run_store import WAIT_IN_RUN_S, open_run_store, take_in_on_failure
 from marft_bridge.serving.adapter_registry import AdapterRegistry
 from marft_bridge.serving.model_versions import ModelVersions, config_to_versions
-from marft_bridge.statistics.fork_worth import ForkWorth, rewards_to_worth
+from marft_bridge.statistics.fork_worth import ForkWorth, interval_to_text, rewards_to_worth
 from marft_bridge.traces.episode_prefix import prefix_to_episode
 from trace_store.store import TraceStore
 
@@ -311,6 +311,7 @@ def _report(store: TraceStore, planned: _Fork, reporter: Reporter, start: Thread
             "mean": worth.mean,
             "low": worth.low,
             "high": worth.high,
+            "interval": worth.interval,
         }
     )
 
@@ -344,6 +345,5 @@ def _summary(metric: str, worth: ForkWorth) -> str:
     start = f"{metric}: parent {parent}; "
     if worth.mean is None:
         return f"{start}no fork has a reward"
-    if worth.low is None or worth.high is None:
-        return f"{start}1 fork, {worth.mean:g}"
-    return f"{start}{worth.resampled} forks, mean {worth.mean:.3g}, 95% interval {worth.low:.3g} to {worth.high:.3g}"
+    forks = "1 fork" if worth.resampled == 1 else f"{worth.resampled} forks"
+    return f"{start}{forks}, mean {worth.mean:.3g}, {interval_to_text(worth)}"

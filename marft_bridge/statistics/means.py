@@ -1,7 +1,8 @@
 """Values of one variant, with their tasks -> a mean with an interval: plain scores, avg@k and pass@k.
 
 Describes one variant and tests nothing; two variants are compared in `paired`. Invariant: a bound that the data cannot
-give is None, and equal tasks never make an interval of width zero, in avg@k and pass@k.
+give is None, and equal tasks never make an interval of width zero: that nothing differed in a few says not that nothing
+does.
 
 Sources:
 
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from marft_bridge.statistics.clusters import (
+    ROUNDING,
     Floats,
     Labels,
     are_equal,
@@ -41,7 +43,8 @@ def mean_interval(x: ArrayLike, level: float = 0.95, *, clusters: Labels | None 
 
     t and not bootstrap: a curve has many points, each describes rather than decides, and the closed form needs neither
     seed nor resamples. With `clusters` the standard error is that of a ratio of cluster totals (Cochran 1977, 6.3)
-    with K - 1 degrees of freedom; with one value per cluster this is the usual s / sqrt(n).
+    with K - 1 degrees of freedom; with one value per cluster this is the usual s / sqrt(n). The bounds are None where
+    there is one cluster, and where the means of all clusters are equal: their spread is then unknown, not 0.
 
     Raises ValueError for no values, and for NaN or infinite ones.
     """
@@ -50,7 +53,7 @@ def mean_interval(x: ArrayLike, level: float = 0.95, *, clusters: Labels | None 
         raise ValueError("mean: no values")
     mean = float(values.mean())
     totals = totals_by_label("mean", values, clusters)
-    if totals.sums.size < 2:
+    if totals.sums.size < 2 or are_equal(totals.sums / totals.sizes):
         return MeanInterval(mean, None, None)
     half_width = float(stdtrit(totals.sums.size - 1, (1 + level) / 2)) * standard_error(totals)
     return MeanInterval(mean, mean - half_width, mean + half_width)
@@ -63,7 +66,8 @@ def difference_interval(
 
     The linearised standard error of a difference of two ratios of cluster totals (Cochran 1977, 6.3): a cluster adds
     sum_first (x - mean_first) / n_first - sum_rest (x - mean_rest) / n_rest. With one value per cluster the variance is
-    K / (K - 1) times Welch's with divisors n; K - 1 degrees of freedom.
+    K / (K - 1) times Welch's with divisors n; K - 1 degrees of freedom. The bounds are None for one cluster, and where
+    the values show no spread.
 
     Raises ValueError where a group is empty, and for NaN or infinite values.
     """
@@ -74,7 +78,7 @@ def difference_interval(
     parts = np.where(first, (values - mean_first) / first.sum(), -(values - mean_rest) / (~first).sum())
     sums = totals_by_label("difference", parts, clusters).sums
     k = sums.size
-    if k < 2:
+    if k < 2 or np.abs(sums).max() <= ROUNDING * np.abs(values).max():
         return MeanInterval(mean_first - mean_rest, None, None)
     half_width = float(stdtrit(k - 1, (1 + level) / 2)) * float(np.sqrt(k / (k - 1) * (sums**2).sum()))
     return MeanInterval(
@@ -131,9 +135,7 @@ def avg_at_k(scores: ArrayLike, clusters: Labels, k: int, level: float = 0.95) -
     name = f"avg@{k}"
     labels, totals = labels_and_totals(name, finite_values(name, scores), clusters)
     _require_samples(name, labels, totals.sizes, k=k)
-    means = totals.sums / totals.sizes
-    interval = mean_interval(means, level)
-    return MeanInterval(interval.mean, None, None) if are_equal(means) else interval
+    return mean_interval(totals.sums / totals.sizes, level)
 
 
 def _require_samples(name: str, labels: NDArray[Any], sizes: Floats, k: int) -> None:

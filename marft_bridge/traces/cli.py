@@ -177,7 +177,11 @@ def show(
     gamma: Annotated[float, typer.Option(min=0, max=1, help="Discount of the advantages.")] = 1.0,
     lam: Annotated[float, typer.Option("--lambda", min=0, max=1, help="Lambda of GAE.")] = 0.95,
     as_json: Annotated[
-        bool, json_option("episode, actions, edges, rewards, link, followers, fork_of, forks, advantages, spans")
+        bool,
+        json_option(
+            "episode, actions, edges, rewards, link, followers, fork_of, forks, deeper_forks, omitted_forks, "
+            "advantages, spans"
+        ),
     ] = False,
 ) -> None:
     """Draw one episode: its calls with their words, D, rewards.

@@ -9,7 +9,7 @@ character in it and rich takes none of it for markup.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -18,6 +18,7 @@ from rich.tree import Tree
 
 from marft_bridge.common.terminal_text import text_to_line, text_to_lines, value_to_json
 from marft_bridge.traces.advantages import Advantages
+from marft_bridge.traces.fork_tree import DeeperFork, DeeperForks, ForkAncestors
 from marft_bridge.traces.forks import ForkBranch, ForkedCall, ForkOrigin, worth_to_text
 from marft_bridge.traces.listing import time_to_text, tokens_to_text
 from trace_store import conventions as c
@@ -46,7 +47,9 @@ class EpisodeParts:
     link: EpisodeLink = field(default_factory=EpisodeLink)
     followers: Sequence[tuple[str, LinkKind]] = ()  # the episodes that go on with it, and how
     origin: ForkOrigin | None = None  # where it left another episode; None: it is no fork
+    ancestors: ForkAncestors = field(default_factory=lambda: ForkAncestors([], omitted=0))  # the last is the origin
     forks: Sequence[ForkedCall] = ()  # those that leave it, by call
+    deeper: DeeperForks = field(default_factory=lambda: DeeperForks({}, omitted=0))  # forks of its forks
 
 
 def episode_to_tree(parts: EpisodeParts) -> Tree:
@@ -107,7 +110,7 @@ class _Drawer:
         outcome = episode.outcome if episode.reason is None else f"{episode.outcome}: {episode.reason}"
         title.append(text_to_line(outcome), style="green" if episode.outcome == "terminated" else "yellow")
         title.append("\n" + text_to_line("  ".join(parts)), style="not bold")
-        for line in (self._app_line(), self._link_line()):
+        for line in (self._app_line(), self._link_line(), _ancestors_to_line(self.parts.ancestors)):
             if line:
                 title.append("\n" + text_to_line(line, 1000), style="not bold")
         return title
@@ -225,6 +228,16 @@ class _Drawer:
             for fork in point.branches:
                 leaf = child.add(Text(text_to_line(_branch_to_text(fork))))
                 self.add_text(leaf, "< answer", fork.answer)
+                self._add_deeper(leaf, self.parts.deeper.by_branch.get(fork.episode_id, ()))
+        if self.parts.deeper.omitted:
+            count = self.parts.deeper.omitted
+            branch.add(Text(f"forks of forks that are left out: {count}; `traces show FORK` lists a fork's own"))
+
+    def _add_deeper(self, leaf: Tree, forks: Sequence[DeeperFork]) -> None:
+        above = [leaf]  # of the fork that is drawn next, from the first level
+        for fork in forks:
+            del above[fork.depth - 1 :]
+            above.append(above[-1].add(Text(text_to_line(_deeper_to_text(fork)))))
 
     def add_advantages(self, tree: Tree) -> None:
         if not self.parts.advantages:
@@ -258,6 +271,24 @@ def _branch_to_text(fork: ForkBranch) -> str:
     rewards = ", ".join(f"{name} {value:.6g}" for name, value in fork.rewards.items()) or outcome
     own_forks = f"  with {fork.fork_count} forks of its own" if fork.fork_count else ""
     return f"sample {fork.sample}: {fork.episode_id[:12]} {rewards}{own_forks}"
+
+
+def _deeper_to_text(fork: DeeperFork) -> str:
+    call = "a call that is not stored" if fork.node is None else f"#{fork.index} {fork.node}, call {fork.call}"
+    where = "" if fork.level == fork.depth else f"level {fork.level}, of {fork.parent_id[:12]}, "
+    change = "" if fork.variant is None else f", {fork.variant}"
+    outcome = fork.outcome if fork.reason is None else f"{fork.outcome}: {fork.reason}"
+    rewards = ", ".join(f"{name} {reward:.6g}" for name, reward in fork.rewards.items()) or outcome
+    return f"{where}{call}, {fork.run_id}{change}, sample {fork.sample}: {fork.episode_id[:12]} {rewards}"
+
+
+def _ancestors_to_line(ancestors: ForkAncestors) -> str:
+    """`that is a fork of 4be1... at planner, call 2`: what an episode's origin was forked from, the nearest first."""
+    upper = ancestors.origins[-2::-1]
+    texts = [f"that is a {origin_to_text(replace(origin, episode_id=origin.episode_id[:12]))}" for origin in upper]
+    if ancestors.omitted:
+        texts.insert(-1, f"{ancestors.omitted} more between")
+    return ", ".join(texts)
 
 
 def _is_node(span: SpanRow) -> bool:

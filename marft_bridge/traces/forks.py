@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from marft_bridge.statistics.fork_worth import ForkWorth, rewards_to_worth
+from marft_bridge.statistics.fork_worth import ForkWorth, interval_to_text, rewards_to_worth
 from trace_store.records import Episode
 from trace_store.store import TraceStore
 
@@ -91,7 +91,7 @@ def episode_to_forks(store: TraceStore, episode: Episode) -> list[ForkedCall]:
     if not attempts:
         return []
     ids = [episode.episode_id, *(row[4] for row in attempts)]
-    rewards = _ids_to_rewards(store, ids)
+    rewards = ids_to_rewards(store, ids)
     calls_by_episode = _ids_to_calls(store, ids)
     counts = dict(
         store.sql(
@@ -100,13 +100,7 @@ def episode_to_forks(store: TraceStore, episode: Episode) -> list[ForkedCall]:
             (ids,),
         )
     )
-    rows_by_point: dict[_Point, dict[int, tuple[Any, ...]]] = {}
-    for row in attempts:
-        samples = rows_by_point.setdefault(row[:4], {})
-        earlier = samples.get(row[5])
-        # The latest attempt counts, unless it was cut off before its reward and an earlier one was not.
-        if earlier is None or rewards.get(row[4]) or not rewards.get(earlier[4]):
-            samples[row[5]] = row
+    rows_by_point = sample_attempts(attempts, rewards)
     recorded_calls = calls_by_episode.get(episode.episode_id, [])
     points = []
     for (action_id, run_id, variant, round_number), samples in rows_by_point.items():
@@ -157,8 +151,7 @@ def worth_to_text(name: str, worth: ForkWorth) -> str:
     if worth.mean is None:
         return f"{start}no fork has it"
     forks = f"{start}{worth.resampled} {'fork' if worth.resampled == 1 else 'forks'}, mean {worth.mean:.3g}"
-    if worth.low is not None and worth.high is not None:
-        forks += f", 95% interval {worth.low:.3g} to {worth.high:.3g}"
+    forks += f", {interval_to_text(worth)}"
     return forks if worth.recorded_over_mean is None else f"{forks}; recorded - mean {worth.recorded_over_mean:+.3g}"
 
 
@@ -172,7 +165,24 @@ def _to_worths(recorded: dict[str, float], branches: Sequence[ForkBranch], compa
     }
 
 
-def _ids_to_rewards(store: TraceStore, ids: Sequence[str]) -> dict[str, dict[str, float]]:
+def sample_attempts(
+    rows: Iterable[tuple[Any, ...]], rewards: Mapping[str, Mapping[str, float]]
+) -> dict[_Point, dict[int, tuple[Any, ...]]]:
+    """Rows of (forked action, run, variant, round, episode, sample, ...), by their start -> what counts, by sample.
+
+    The latest attempt at a sample counts, unless it was cut off before its reward and an earlier one was not.
+    """
+    rows_by_point: dict[_Point, dict[int, tuple[Any, ...]]] = {}
+    for row in rows:
+        samples = rows_by_point.setdefault(row[:4], {})
+        earlier = samples.get(row[5])
+        if earlier is None or rewards.get(row[4]) or not rewards.get(earlier[4]):
+            samples[row[5]] = row
+    return rows_by_point
+
+
+def ids_to_rewards(store: TraceStore, ids: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Episode -> its team rewards by name; one without any is absent."""
     rewards: dict[str, dict[str, float]] = {}
     rows = store.sql(
         "SELECT episode_id, name, value FROM episode_reward WHERE episode_id IN (SELECT unnest(?::VARCHAR[]))"

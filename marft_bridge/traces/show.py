@@ -14,6 +14,7 @@ from marft_bridge.common.terminal_text import print_line, print_table, print_unc
 from marft_bridge.traces.advantages import episode_to_group, trajectory_to_advantages
 from marft_bridge.traces.drawing import KIND_LETTERS, EpisodeParts, dependencies_to_rows, episode_to_tree
 from marft_bridge.traces.episode_prefix import prefix_to_episode
+from marft_bridge.traces.fork_tree import branches_to_deeper_forks, episode_to_ancestors
 from marft_bridge.traces.forks import episode_to_forks, episode_to_origin
 from marft_bridge.traces.store_reader import open_for_reading
 from trace_store.threads import episode_to_next, episodes_to_links
@@ -46,13 +47,18 @@ def show(
         group = episode_to_group(store, trajectory.episode)
         link, followers = episodes_to_links(store, [episode_id])[episode_id], episode_to_next(store, episode_id)
         origin = episode_to_origin(store, trajectory.episode)
+        ancestors = episode_to_ancestors(store, trajectory.episode)
         forks = episode_to_forks(store, trajectory.episode)
+        branch_ids = [branch.episode_id for point in forks for branch in point.branches]
+        deeper = branches_to_deeper_forks(store, branch_ids, episode_id)
     advantages = trajectory_to_advantages(trajectory, group, gamma, lam=lam)
     if as_json:
         links = {"link": asdict(link), "followers": [{"episode_id": key, "kind": kind} for key, kind in followers]}
         fork_parts = {
             "fork_of": None if origin is None else asdict(origin),
             "forks": [asdict(point) for point in forks],
+            "deeper_forks": [asdict(fork) for below in deeper.by_branch.values() for fork in below],
+            "omitted_forks": deeper.omitted,
         }
         parts = {**asdict(trajectory), **links, **fork_parts, "advantages": [asdict(each) for each in advantages]}
         print_line(console, value_to_json({**parts, "spans": [asdict(span) for span in spans]}))
@@ -71,7 +77,9 @@ def show(
                 link=link,
                 followers=followers,
                 origin=origin,
+                ancestors=ancestors,
                 forks=forks,
+                deeper=deeper,
             )
         )
         print_uncut(console, tree)

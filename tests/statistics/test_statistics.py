@@ -232,6 +232,12 @@ def test_mean_interval_of_equal_clusters_equals_interval_of_their_means() -> Non
     assert by_task == pytest.approx(mean_interval([0.5, 1.0, 0.0, 0.5]))
 
 
+def test_values_without_spread_have_no_bounds_rather_than_an_interval_of_width_zero() -> None:
+    assert mean_interval([0.0, 0.0, 0.0]) == (0.0, None, None)
+    assert mean_interval([0.1, 0.1, 0.1], 0.9) == (pytest.approx(0.1), None, None)
+    assert mean_interval([0.0, 1.0, 1.0, 0.0], clusters=["a", "a", "b", "b"]) == (0.5, None, None)
+
+
 def test_mean_interval_of_one_task_has_no_bounds() -> None:
     assert mean_interval([0.0, 1.0], clusters=["a", "a"]) == (0.5, None, None)
     with pytest.raises(ValueError, match="no values"):

@@ -121,3 +121,8 @@ def test_a_rank_correlation_is_scipys_ties_included() -> None:
     assert rank_correlation([1.0, 1.0], [1.0, 2.0]) is None
     with pytest.raises(ValueError, match="at least 1"):
         rank_correlation([], [])
+
+
+def test_groups_without_spread_have_no_bounds_of_their_difference() -> None:
+    assert difference_interval([1.0, 1.0, 0.0, 0.0], [True, True, False, False]) == (1.0, None, None)
+    assert difference_interval([1.0, 0.0, 0.0], [True, True, False]).low is not None

@@ -45,6 +45,15 @@ def fork_records(
     return [*spans, *([] if reward is None else [Reward(t.trace_id, "reward", reward, "test", 1)])]
 
 
+def deeper_fork(name: str, parent: str, reward: float | None = None, **root: str) -> list[JournalRecord]:
+    """A fork, of one sample, that leaves the fork `parent` at z, as that left its own parent. Both by their digits."""
+    t = SampleTrace(named(name), START + 100_000)
+    call = f"z{named(parent)[:8]}" if named(parent) != PARENT else "z"
+    t.call(f"z{t.trace_id[:8]}", t.node("b:2", 50, 60, step=3), 51, 59, OUTPUT_MESSAGES=said("again"))
+    spans = t.spans(**({"PARENT_EPISODE": named(parent), "FORK_ACTION": call, "RUN_ID": "fork-2"} | root))
+    return [*spans, *([] if reward is None else [Reward(t.trace_id, "reward", reward, "test", 1)])]
+
+
 def forked_store(path: Path, answer: str = "new", **root: str) -> Path:
     """The parent and four forks of one run with the rewards 1, 0, 1, 1; the store's other forks are the test's."""
     forks = [fork_records(sample, reward, answer, **root) for sample, reward in enumerate((1.0, 0.0, 1.0, 1.0))]

@@ -5,11 +5,12 @@ The parent is x by a, then y and z by b, with reward 0; forks leave it at z, the
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
-from support.fork_store import PARENT, fork_records, forked_store, named
+from support.fork_store import PARENT, deeper_fork, fork_records, forked_store, named
 from support.growth_rig import fill
 from support.traces_rig import terminal, traces, written
 
@@ -122,3 +123,27 @@ def test_lists_mark_forks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     console = terminal()
     list_episodes(path, Filters(), 20, as_json=False, console=console)
     assert written(console).count(f"fork of {PARENT[:8]}: ") == 4
+
+
+def test_show_draws_forks_of_forks_to_the_leaves_and_the_way_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = forked_store(tmp_path / "s.duckdb")
+    names = ["bbbb0001", *(f"cc{n:06d}" for n in range(230))]
+    below = [deeper_fork(name, parent, 0.25, VARIANT=HOSTILE) for parent, name in itertools.pairwise(names)]
+    fill(path, below)
+    _, out, _ = traces(capsys, "show", PARENT, "--no-text", "--store", path)
+    lines = out.splitlines()
+    first, second = (next(n for n, line in enumerate(lines) if f": {named(name)[:12]} " in line) for name in names[1:3])
+    assert lines[first].endswith(f"#2 b, call 2, fork-2, {VISIBLE}, sample 0: cc0000000000 reward 0.25")
+    assert second == first + 1
+    assert lines[second].index("#0") > lines[first].index("#2")
+    assert "forks of forks that are left out: 30;" in out
+    assert "\x1b[2J" not in out
+    _, out, _ = traces(capsys, "show", named(names[2]), "--no-text", "--store", path)
+    assert f"fork of {named(names[1])} at b, call 1" in out
+    assert "that is a fork of bbbb00010000 at b, call 2, that is a fork of aaaa00010000 at b, call 2" in out
+    _, out, _ = traces(capsys, "show", PARENT, "--json", "--store", path)
+    parts = json.loads(out)
+    assert (len(parts["deeper_forks"]), parts["omitted_forks"]) == (200, 30)
+    assert [fork["level"] for fork in parts["deeper_forks"][:3]] == [2, 3, 4]

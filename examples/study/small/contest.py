@@ -29,7 +29,7 @@ from examples.study.small.games import GAMES, Players, Task, mean
 from examples.study.small.model import ensure_model
 from examples.study.small.run import COLLECTED, COMMON, EPISODES, ROUNDS, SAMPLES, draw_older, merged
 from marft_bridge.statistics.families import holm
-from marft_bridge.statistics.means import mean_interval
+from marft_bridge.statistics.means import MeanInterval, mean_interval
 from marft_bridge.statistics.paired import paired_difference
 from trainers import MarftTrainer, TrainerOptions
 
@@ -154,7 +154,7 @@ def to_table(rows: Sequence[Mapping[str, Any]], rates: Mapping[str, float], game
     for contender, lr in rates.items():
         cells = [f"{np.mean([score[contender, g, s] for s in seeds]):.3f}" for g in games]
         whole = mean_interval(by_seed[contender])
-        cells.append(f"{whole.mean:.3f} ({whole.low:.3f} to {whole.high:.3f})")
+        cells.append(_interval(whole, ".3f"))
         if contender == DEFAULTS:
             cells += ["", ""]
         else:
@@ -162,6 +162,12 @@ def to_table(rows: Sequence[Mapping[str, Any]], rates: Mapping[str, float], game
             cells += [f"{d.diff:+.3f} ({d.ci95[0]:+.3f} to {d.ci95[1]:+.3f})", f"{corrected[contender]:.4f}"]
         lines.append(f"| {contender} | {lr:g} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", f"{len(seeds)} seeds ({seeds[0]} to {seeds[-1]})"])
+
+
+def _interval(interval: MeanInterval, form: str) -> str:
+    if interval.low is None or interval.high is None:
+        return f"{interval.mean:{form}}"
+    return f"{interval.mean:{form}} ({interval.low:{form}} to {interval.high:{form}})"
 
 
 def tokens_to(rounds: Sequence[tuple[int, float]], level: float) -> int:
@@ -194,10 +200,7 @@ def to_savings(rows: Sequence[Mapping[str, Any]], rates: Mapping[str, float], ga
         with_S, without_S = (needed[c][which].mean(axis=0) for c in (DEFAULTS, WITHOUT_TRACES))  # noqa: N806
         d = mean_interval(with_S - without_S)
         spared = f"{1 - with_S.mean() / without_S.mean():.2f}" if without_S.mean() else "–"
-        lines.append(
-            f"| {name} | {without_S.mean():.0f} | {with_S.mean():.0f} | {spared} | "
-            f"{d.mean:+.0f} ({d.low:+.0f} to {d.high:+.0f}) |"
-        )
+        lines.append(f"| {name} | {without_S.mean():.0f} | {with_S.mean():.0f} | {spared} | {_interval(d, '+.0f')} |")
     return "\n".join(lines)
 
 

@@ -273,6 +273,8 @@ def _interval(values: Sequence[float]) -> str:
     if len(values) < 2:
         return " ".join(f"{value:+.3f}" for value in values) or "-"
     interval = mean_interval(values)
+    if interval.low is None:
+        return f"{interval.mean:+.3f} (no interval: all the same)"
     return f"{interval.mean:+.3f} (95 % {interval.low:+.3f} to {interval.high:+.3f})"
 
 
