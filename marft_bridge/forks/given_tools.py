@@ -2,7 +2,8 @@
 
 Given again are the tools that began before the first answer that is sampled anew was there, so that none of them can
 have read it; a tool that only itself can do again (it calls models, or gives back an object of the app's) runs. One
-that the app cancelled waits until it is cancelled again. Every later tool runs. Invariants: no result is given twice,
+that the app cancelled waits until it is cancelled again. Every later tool runs. Ids that a run draws stand for each
+other in arguments, and results have those of the fork (see `replay.drawn_ids`). Invariants: no result is given twice,
 or to a tool run of another node or another tool call; before anything is sampled, a tool that the record does not have
 is a divergence, and it does not run.
 """
@@ -21,6 +22,7 @@ from marft_bridge.model_calls.routing import current_routing
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import REDACTED
 from marft_bridge.replay.divergence import Divergence
+from marft_bridge.replay.drawn_ids import DrawnIds, number_ids
 from marft_bridge.replay.recorded_run import RecordedRun, RecordedTool, arguments_to_json, is_drawn_id
 from marft_bridge.replay.recorded_tools import RunIt, recorded_tools, tool_divergence, tools_like
 from trace_store import conventions as c
@@ -43,19 +45,19 @@ class PrefixTools:
         """The rest of them, where these runs are of tasks that do not run."""
         return replace(self, given=[tool for tool in self.given if tool.span_id not in copied_ids])
 
-    def begin(self, recorder: Recorder) -> GivenTools:
-        """The results for one run, none of them given yet."""
-        return GivenTools(self, recorder)
+    def begin(self, recorder: Recorder, ids: DrawnIds) -> GivenTools:
+        """The results for one run, none of them given yet; `ids` are the record's and the run's."""
+        return GivenTools(self, recorder, ids)
 
 
 class GivenTools:
     """The tool results of one fork while it is run. Its caller holds a lock."""
 
-    def __init__(self, tools: PrefixTools, recorder: Recorder) -> None:
+    def __init__(self, tools: PrefixTools, recorder: Recorder, ids: DrawnIds) -> None:
         self._open_tools, self._later_tools = list(tools.given), list(tools.later)
         self._drawn_ids = tools.drawn_ids
         self._recorded_ids: dict[str, str] = {}  # id of a tool call that was drawn in this fork -> in the record
-        self._recorder = recorder
+        self._recorder, self._ids = recorder, ids
 
     def take(self, run_id: UUID, *, is_live: bool) -> RecordedTool | RunIt | Divergence:
         """What the tool run with this id does; `is_live`: an answer was sampled anew, so that it may be a new one."""
@@ -71,22 +73,35 @@ class GivenTools:
             self._open_tools.remove(tool)
             if call_id is not None and tool.call_id is not None:
                 self._recorded_ids[call_id] = tool.call_id
+            self._ids.note_pair(tool.arguments, arguments)
             if tool.must_run:
                 return RunIt()
             span.set({c.REPLAYED_FROM: tool.span_id})
-            return tool
+            return self._to_now(tool)
         if is_live or self._find_same(self._later_tools, name, node, call_id=call_id, arguments=arguments):
             return RunIt()
         return tool_divergence(
             node, name, arguments, open_tools=tools_like(self._open_tools, name, node, call_id=call_id)
         )
 
+    def _to_now(self, tool: RecordedTool) -> RecordedTool:
+        """What a recorded run gave, with the ids of the fork in place of the record's; new ones stay as they are."""
+        self._ids.note_given([tool.result, tool.output])
+        error = None if tool.error is None else replace(tool.error, text=self._ids.to_now(tool.error.text))
+        return replace(tool, result=self._ids.to_now(tool.result), output=self._ids.to_now(tool.output), error=error)
+
     def _find_same(
         self, tools: Sequence[RecordedTool], name: str, node: str, *, call_id: str | None, arguments: Any
     ) -> list[RecordedTool]:
-        """Those of these recorded runs that a run is: of its node, its tool call and its arguments."""
-        same_tools = [tool for tool in tools if (tool.name, tool.node, tool.arguments) == (name, node, arguments)]
-        return [tool for tool in same_tools if self._is_same_call(tool.call_id, call_id)]
+        """Those of these recorded runs that a run is: of its node, its tool call and its arguments.
+
+        Those whose ids are known come before those that fit by number.
+        """
+        key = (name, node, number_ids(arguments))
+        same_tools = [tool for tool in tools if (tool.name, tool.node, number_ids(tool.arguments)) == key]
+        same_tools = [tool for tool in same_tools if self._is_same_call(tool.call_id, call_id)]
+        same_tools = [tool for tool in same_tools if self._ids.fit(tool.arguments, arguments)]
+        return sorted(same_tools, key=lambda tool: bool(self._ids.to_now(tool.arguments) != arguments))
 
     def _is_same_call(self, recorded_id: str | None, call_id: str | None) -> bool:
         """Whether two tool calls are one: by their ids, or where the app drew both, by which have come so far."""

@@ -1,10 +1,12 @@
 """A recorded episode and one of its calls -> the answers that a fork of it there gives again, each to its own call.
 
 Given again are the calls that do not depend on the forked one by D and that began before it ended. A call is known by
-its node and its prompt; among equal ones by their order. With the answers at hand, a call that depends on the forked
-one by time alone may come first: it waits until the forked one has come. Invariants: no recorded answer is given twice;
-a fork that does not make every one of these calls with its recorded prompt fails, and says which; a wait ends when
-nothing has come for `PATIENCE_S`, and for as long as the parent took to come to the forked call where it is its prompt.
+its node and its prompt, in which ids that a run draws stand for each other (see `replay.drawn_ids`); among equal ones
+by their order. What is given again has the ids of the fork in place of the parent's. With the answers at hand, a call
+that depends on the forked one by time alone may come first: it waits until the forked one has come. Invariants: no
+recorded answer is given twice; a fork that does not make every one of these calls with its recorded prompt fails, and
+says which; a wait ends when nothing has come for `PATIENCE_S`, and for as long as the parent took to come to the forked
+call where it is its prompt.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from marft_bridge.recording.open_span import OpenSpan
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import REDACTED
 from marft_bridge.replay.divergence import DivergedError, Divergence, prompt_difference
+from marft_bridge.replay.drawn_ids import DrawnIds, number_ids
 from marft_bridge.replay.recorded_answers import NOT_MADE, PATIENCE_S
 from marft_bridge.replay.recorded_run import (
     RecordedCall,
@@ -44,6 +47,7 @@ from trace_store import conventions as c
 from trace_store.records import Action, Edge, SpanRow
 
 _LOOK_S = 0.01  # between two looks at whether a call that waits may go on
+_PARENTS_INPUTS = (c.TASK, c.INPUT, c.RUN_CONFIG)  # what a fork is given as the record has it, besides answers
 # What a span says of how its answer was sampled, and that the answer itself does not.
 _SAMPLING = (
     c.PROMPT_IDS,
@@ -89,6 +93,7 @@ class RecordedPrefix:
     cached_nodes: Set[str] = frozenset()  # of which a task got what it writes from a cache, and made no call
     text: str | None = None  # the answer of the forked call, where a person gives it; None: its route samples it
     tools: PrefixTools | None = None  # None: every tool runs
+    inputs: Sequence[Any] = ()  # of the parent: ids in them are those of the fork too
 
     def leave_out(self, copied_ids: Set[str]) -> RecordedPrefix:
         """The rest of it, where these calls and tools are of tasks that do not run."""
@@ -106,7 +111,9 @@ class PrefixAnswers:
     def __init__(self, prefix: RecordedPrefix, recorder: Recorder) -> None:
         self._prefix, self._recorder = prefix, recorder
         self._given = {each.call.action_id: each for each in prefix.given}
-        self._tools = None if prefix.tools is None else prefix.tools.begin(recorder)
+        self._ids = DrawnIds(list(prefix.inputs))
+        self._keys: dict[str, list[Any]] = {}  # action id -> the prompt as it is compared
+        self._tools = None if prefix.tools is None else prefix.tools.begin(recorder, self._ids)
         self._open_calls = sorted(
             [*(each.call for each in prefix.given), prefix.forked], key=lambda call: (call.started_ns, call.action_id)
         )
@@ -136,10 +143,10 @@ class PrefixAnswers:
         dependents = [call for call in self._prefix.dependents if call.node == node]
         with self._lock:
             is_over = self._is_live or self._divergence is not None
-            if not dependents or is_over or _find_call([*self._open_calls, *self._prefix.later], node, prompt):
+            if not dependents or is_over or self._find_call([*self._open_calls, *self._prefix.later], node, prompt):
                 return 0.0
             lead_s = 0.0
-            if _find_call(dependents, node, prompt) is not None:
+            if self._find_call(dependents, node, prompt) is not None:
                 lead_s = self._prefix.lead_s
             elif any(call.node == node and call is not self._prefix.forked for call in self._open_calls):
                 return 0.0  # rather one of these, with another prompt
@@ -159,16 +166,17 @@ class PrefixAnswers:
         with self._lock:
             if self._divergence is not None:  # the app caught it, and goes on
                 raise DivergedError(str(self._divergence))
-            call = _find_call(self._open_calls, node, prompt)
+            call = self._find_call(self._open_calls, node, prompt)
             if call is None:
                 self._is_live = self._is_live or self._is_later(node, prompt)
                 if self._is_live:
                     return None
                 open_calls = [call for call in self._open_calls if call.node == node]
                 is_cached = node in self._prefix.cached_nodes
-                raise self._diverged(_unknown_call(node, prompt, open_calls, is_cached=is_cached))
+                raise self._diverged(self._unknown_call(node, prompt, open_calls, is_cached=is_cached))
             self._last_event_s = time.monotonic()
             self._open_calls.remove(call)
+            self._ids.note_pair(call.prompt, prompt)
             if call is not self._prefix.forked:
                 return self._give(self._given[call.action_id])
             self._is_live = True
@@ -200,7 +208,20 @@ class PrefixAnswers:
 
     def _is_later(self, node: str, prompt: list[Any]) -> bool:
         """Whether the parent made this call too, after the forked one: with the answers at hand, it may come early."""
-        return _find_call(self._prefix.later, node, prompt) is not None
+        return self._find_call(self._prefix.later, node, prompt) is not None
+
+    def _find_call(self, calls: Sequence[RecordedCall], node: str, prompt: list[Any]) -> RecordedCall | None:
+        """The first of these recorded calls that this one is; one with known ids before one that fits by number."""
+        key = number_ids(prompt)
+        same_calls = [call for call in calls if call.node == node and self._to_key(call) == key]
+        same_calls = [call for call in same_calls if self._ids.fit(call.prompt, prompt)]
+        exact_calls = (call for call in same_calls if self._ids.to_now(call.prompt) == prompt)
+        return next(exact_calls, same_calls[0] if same_calls else None)
+
+    def _to_key(self, call: RecordedCall) -> list[Any]:
+        if call.action_id not in self._keys:
+            self._keys[call.action_id] = number_ids(call.prompt)
+        return self._keys[call.action_id]
 
     def _give(self, given: PrefixCall) -> GivenAnswer:
         routing, node = current_routing.get(), given.call.node
@@ -214,7 +235,26 @@ class PrefixAnswers:
             given=given.attributes,
         )
         assert given.call.answer is not None  # see `run_to_prefix`
-        return GivenAnswer(given.call.answer.model_copy(deep=True), tokens)
+        answer = self._ids.answer_to_now(given.call.answer.model_copy(deep=True))
+        calls = [*answer.tool_calls, *answer.invalid_tool_calls]
+        self._ids.note_given([answer.content, [tool_call["args"] for tool_call in calls]])
+        return GivenAnswer(answer, tokens)
+
+    def _unknown_call(
+        self, node: str, prompt: list[Any], open_calls: Sequence[RecordedCall], *, is_cached: bool
+    ) -> Divergence:
+        if is_cached or not open_calls:
+            _, _, words = prompt_difference([], prompt)
+            text = "before the fork, the record has no more calls of this node"
+            if is_cached:
+                text = "in the record it made no such call: its task came from the app's cache, which forks do not have"
+            return Divergence("extra call", node, None, text=text, recorded=None, replayed=words)
+        nearest = open_calls[0]
+        compared = self._to_key(nearest), number_ids(prompt)
+        if compared[0] == compared[1]:  # but for ids that stand for others
+            compared = self._ids.to_now(nearest.prompt), prompt
+        where, recorded_words, replayed_words = prompt_difference(*compared)
+        return Divergence("prompt", node, nearest.number, text=where, recorded=recorded_words, replayed=replayed_words)
 
     def _diverged(self, divergence: Divergence) -> DivergedError:
         self._divergence = self._divergence or divergence
@@ -314,6 +354,7 @@ def _to_prefix(
         cached_nodes={str(span.attributes.get(c.NODE)) for span in run.spans if span.attributes.get(c.CACHED)},
         text=text,
         tools=prefix_tools,
+        inputs=[span.attributes[key] for span in run.spans for key in _PARENTS_INPUTS if key in span.attributes],
     )
 
 
@@ -331,10 +372,6 @@ def _span_to_key(span: OpenSpan) -> tuple[str, list[Any]]:
     """An open call -> its node and its prompt, which it is known by."""
     prompt = to_comparable_prompt(load_recorded(span.attributes[c.INPUT_MESSAGES]))
     return str(span.attributes.get(c.NODE) or ""), prompt
-
-
-def _find_call(calls: Sequence[RecordedCall], node: str, prompt: list[Any]) -> RecordedCall | None:
-    return next((call for call in calls if call.node == node and call.prompt == prompt), None)
 
 
 def _call_to_given(call: RecordedCall, span: SpanRow, action: Action) -> PrefixCall:
@@ -356,15 +393,3 @@ def _say(text: str, node: str) -> GivenAnswer:
 def _unseen_call() -> Divergence:
     text = "a model is called where no recorder sees it, in a thread without LangGraph's context"
     return Divergence("extra call", "", None, text=text)
-
-
-def _unknown_call(node: str, prompt: list[Any], open_calls: Sequence[RecordedCall], *, is_cached: bool) -> Divergence:
-    if is_cached or not open_calls:
-        _, _, words = prompt_difference([], prompt)
-        text = "before the fork, the record has no more calls of this node"
-        if is_cached:
-            text = "in the record it made no such call: its task came from the app's cache, which forks do not have"
-        return Divergence("extra call", node, None, text=text, recorded=None, replayed=words)
-    nearest = open_calls[0]
-    where, recorded_words, replayed_words = prompt_difference(nearest.prompt, prompt)
-    return Divergence("prompt", node, nearest.number, text=where, recorded=recorded_words, replayed=replayed_words)
