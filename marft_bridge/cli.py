@@ -883,8 +883,8 @@ def fork(
     as_json: Annotated[
         bool,
         json_option(
-            "run, parent, node, call, variant, metric, given_again, checkpoint, earlier_runs, parent_reward, forks,"
-            " mean, low, high"
+            "run, parent, node, call, variant, metric, given_again, checkpoint, earlier_runs, entered_at,"
+            " spared_supersteps, not_entered, parent_reward, forks, mean, low, high"
         ),
     ] = False,
 ) -> None:

@@ -2,7 +2,8 @@
 
 Given again are the tools that began before the first answer that is sampled anew was there, so that none of them can
 have read it; a tool that only itself can do again (it calls models, or gives back an object of the app's) runs. One
-that the app cancelled waits until it is cancelled again. Every later tool runs. Invariants: no result is given twice,
+that the app cancelled waits until it is cancelled again. Every later tool runs. Ids that a run draws stand for each
+other in arguments, and results have those of the fork (see `replay.drawn_ids`). Invariants: no result is given twice,
 or to a tool run of another node or another tool call; before anything is sampled, a tool that the record does not have
 is a divergence, and it does not run.
 """
@@ -75,13 +76,17 @@ class GivenTools:
             if tool.must_run:
                 return RunIt()
             span.set({c.REPLAYED_FROM: tool.span_id})
-            given_tool = replace(tool, result=self._ids.to_now(tool.result), output=self._ids.to_now(tool.output))
-            self._ids.note_given([given_tool.result, given_tool.output])
-            return given_tool
+            return self._to_now(tool)
         if is_live or self._find_same(self._later_tools, name, node, call_id=call_id, arguments=arguments):
             return RunIt()
         open_tools = tools_like(self._open_tools, name, node, call_id=call_id)
         return tool_divergence(node, name, arguments, open_tools=open_tools, ids=self._ids)
+
+    def _to_now(self, tool: RecordedTool) -> RecordedTool:
+        """What a recorded run gave, with the ids of the fork in place of the record's; new ones stay as they are."""
+        self._ids.note_given([tool.result, tool.output])
+        error = None if tool.error is None else replace(tool.error, text=self._ids.to_now(tool.error.text))
+        return replace(tool, result=self._ids.to_now(tool.result), output=self._ids.to_now(tool.output), error=error)
 
     def _find_same(
         self, tools: Sequence[RecordedTool], name: str, node: str, *, call_id: str | None, arguments: Any

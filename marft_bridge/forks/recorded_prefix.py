@@ -1,11 +1,12 @@
 """A recorded episode and one of its calls -> the answers that a fork of it there gives again, each to its own call.
 
 Given again are the calls that do not depend on the forked one by D and that began before it ended. A call is known by
-its node and its prompt, in which ids that a run draws stand for each other; among equal ones by their order. With the
-answers at hand, a call that depends on the forked one by time alone may come first: it waits until the forked one has
-come. Invariants: no recorded answer is given twice;
-a fork that does not make every one of these calls with its recorded prompt fails, and says which; a wait ends when
-nothing has come for `PATIENCE_S`, and for as long as the parent took to come to the forked call where it is its prompt.
+its node and its prompt, in which ids that a run draws stand for each other (see `replay.drawn_ids`); among equal ones
+by their order. What is given again has the ids of the fork in place of the parent's. With the answers at hand, a call
+that depends on the forked one by time alone may come first: it waits until the forked one has come. Invariants: no
+recorded answer is given twice; a fork that does not make every one of these calls with its recorded prompt fails, and
+says which; a wait ends when nothing has come for `PATIENCE_S`, and for as long as the parent took to come to the forked
+call where it is its prompt.
 """
 
 from __future__ import annotations
@@ -172,8 +173,7 @@ class PrefixAnswers:
                     return None
                 open_calls = [call for call in self._open_calls if call.node == node]
                 is_cached = node in self._prefix.cached_nodes
-                nearest = [] if is_cached or not open_calls else self._ids.to_now(open_calls[0].prompt)
-                raise self._diverged(_unknown_call(node, prompt, open_calls, nearest=nearest, is_cached=is_cached))
+                raise self._diverged(self._unknown_call(node, prompt, open_calls, is_cached=is_cached))
             self._last_event_s = time.monotonic()
             self._open_calls.remove(call)
             self._ids.note_pair(call.prompt, prompt)
@@ -211,18 +211,17 @@ class PrefixAnswers:
         return self._find_call(self._prefix.later, node, prompt) is not None
 
     def _find_call(self, calls: Sequence[RecordedCall], node: str, prompt: list[Any]) -> RecordedCall | None:
-        """The first of these that a call is: with its prompt, or one whose ids may stand for its own."""
-        of_node = [call for call in calls if call.node == node]
-        for call in of_node:
-            if call.prompt == prompt:
-                return call
+        """The first of these recorded calls that this one is; one with known ids before one that fits by number."""
         key = number_ids(prompt)
-        for call in of_node:
-            if call.action_id not in self._keys:
-                self._keys[call.action_id] = number_ids(call.prompt)
-            if self._keys[call.action_id] == key and self._ids.fit(call.prompt, prompt):
-                return call
-        return None
+        same_calls = [call for call in calls if call.node == node and self._to_key(call) == key]
+        same_calls = [call for call in same_calls if self._ids.fit(call.prompt, prompt)]
+        exact_calls = (call for call in same_calls if self._ids.to_now(call.prompt) == prompt)
+        return next(exact_calls, same_calls[0] if same_calls else None)
+
+    def _to_key(self, call: RecordedCall) -> list[Any]:
+        if call.action_id not in self._keys:
+            self._keys[call.action_id] = number_ids(call.prompt)
+        return self._keys[call.action_id]
 
     def _give(self, given: PrefixCall) -> GivenAnswer:
         routing, node = current_routing.get(), given.call.node
@@ -237,8 +236,26 @@ class PrefixAnswers:
         )
         assert given.call.answer is not None  # see `run_to_prefix`
         answer = self._ids.answer_to_now(given.call.answer.model_copy(deep=True))
-        self._ids.note_given([answer.content, [tool_call["args"] for tool_call in answer.tool_calls]])
+        calls = [*answer.tool_calls, *answer.invalid_tool_calls]
+        self._ids.note_given([answer.content, [tool_call["args"] for tool_call in calls]])
         return GivenAnswer(answer, tokens)
+
+    def _unknown_call(
+        self, node: str, prompt: list[Any], open_calls: Sequence[RecordedCall], *, is_cached: bool
+    ) -> Divergence:
+        """What is said of a call that is none of the prefix."""
+        if is_cached or not open_calls:
+            _, _, words = prompt_difference([], prompt)
+            text = "before the fork, the record has no more calls of this node"
+            if is_cached:
+                text = "in the record it made no such call: its task came from the app's cache, which forks do not have"
+            return Divergence("extra call", node, None, text=text, recorded=None, replayed=words)
+        nearest = open_calls[0]
+        compared = self._to_key(nearest), number_ids(prompt)
+        if compared[0] == compared[1]:  # but for ids that stand for others
+            compared = self._ids.to_now(nearest.prompt), prompt
+        where, recorded_words, replayed_words = prompt_difference(*compared)
+        return Divergence("prompt", node, nearest.number, text=where, recorded=recorded_words, replayed=replayed_words)
 
     def _diverged(self, divergence: Divergence) -> DivergedError:
         self._divergence = self._divergence or divergence
@@ -426,18 +443,3 @@ def _say(text: str, node: str) -> GivenAnswer:
 def _unseen_call() -> Divergence:
     text = "a model is called where no recorder sees it, in a thread without LangGraph's context"
     return Divergence("extra call", "", None, text=text)
-
-
-def _unknown_call(
-    node: str, prompt: list[Any], open_calls: Sequence[RecordedCall], *, nearest: list[Any], is_cached: bool
-) -> Divergence:
-    """What is said of a call that is none of the prefix; `nearest`: the prompt that it was to have."""
-    if is_cached or not open_calls:
-        _, _, words = prompt_difference([], prompt)
-        text = "before the fork, the record has no more calls of this node"
-        if is_cached:
-            text = "in the record it made no such call: its task came from the app's cache, which forks do not have"
-        return Divergence("extra call", node, None, text=text, recorded=None, replayed=words)
-    where, recorded_words, replayed_words = prompt_difference(nearest, prompt)
-    number = open_calls[0].number
-    return Divergence("prompt", node, number, text=where, recorded=recorded_words, replayed=replayed_words)

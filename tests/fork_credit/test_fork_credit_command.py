@@ -169,6 +169,22 @@ def test_what_was_interrupted_goes_on_and_nothing_runs_twice(lab: CreditLab, mon
 
 
 @pytest.mark.slow
+def test_forks_of_an_app_that_draws_ids_do_not_fail(tmp_path: Path) -> None:
+    with running(FakeVllm()) as server:
+        lab = CreditLab(tmp_path, server)
+        app = lab.folder / "app.py"
+        drawing = app.read_text().replace("""f"{name} {state['x']}\"""", """f"{name} {state['x']} {uuid.uuid4()}\"""")
+        app.write_text("import uuid\n" + drawing)
+        server.answer = chancy_answer
+        collect(lab.config(), lab.reporter(), resume=False)
+        said = run(lab, forks=24, substitute="none")
+        assert not [line for line in said if "failed" in line]
+        made = forks(lab)
+        assert {each.episode.outcome for each in made} == {"terminated"}
+        assert any(action.replayed_from for each in made for action in each.actions)
+
+
+@pytest.mark.slow
 def test_failed_forks_are_counted_by_reason_and_are_in_no_figure(lab: CreditLab) -> None:
     """The app changed since: its idler is asked otherwise, so that forks at and after it do not begin as they did."""
     app = (lab.folder / "app.py").read_text()

@@ -85,6 +85,26 @@ def test_a_tool_before_a_forked_call_is_not_run_again(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
+def test_rounds_of_an_app_that_draws_ids_have_forks_that_do_not_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawing = TOOL_APP.replace('state["log"][0]', "str(uuid.uuid4())").replace("return {}", 'return {"log": [noted]}')
+    drawing = "import uuid\n" + drawing.replace("    note.invoke", "    noted = note.invoke")
+    with school_in(tmp_path, monkeypatch) as school:
+        apps, notes = school.folder / "apps.py", school.folder / "notes.txt"
+        apps.write_text(apps.read_text() + drawing.replace("NOTES", str(notes)))
+        school.server.answer = by_seed_of_some
+        school.collect()
+        school.train(**trees("c3"))
+        with school.store() as store:
+            episodes = list(store.trajectories(forks=True))
+        forked_after = [each for each in episodes if any(action.replayed_from for action in each.actions)]
+        assert 0 < len(forked_after) < len(episodes)
+        assert {each.episode.outcome for each in episodes} == {"terminated"}
+        assert len(notes.read_text().splitlines()) == len(episodes) - len(forked_after)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["c3", "at_grpo"])
 def test_a_round_hands_over_its_runs_and_their_forks_and_every_sampled_call_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimator: str
