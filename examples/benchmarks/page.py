@@ -356,12 +356,12 @@ def _trees(runs: Sequence[BenchmarkRun]) -> str:
 
 {_table(head, rows)}
 
-A fork spares what lies before its call: its answers are given again and not sampled (*tokens given again*, of those of
-all answers in rounds of `{TREES}`). For what is spared a round has half as many tasks. Games of the first level are
-over after one or two turns, so there is little before a call that a fork could spare, and as many tokens give about as
-many calls that have an advantage to learn from (*calls that teach*, of a thousand sampled tokens) whether they went to
-chains or to trees, but of half as many tasks. Forks of long runs spare more: not measured here, as the small model
-knows the first level alone.
+What would explain it, though nothing of it was varied: a fork spares what lies before its call, whose answers are given
+again and not sampled (*tokens given again*, of those of all answers in rounds of `{TREES}`), and for that a round has
+half as many tasks. Games of the first level are over after one or two turns, so there is little before a call that a
+fork could spare. And as many tokens give about as many calls that have an advantage to learn from (*calls that teach*,
+of a thousand sampled tokens) whether they went to chains or to trees, but of half as many tasks. Forks of long runs
+spare more: not measured here, as the small model knows the first level alone.
 """
 
 
@@ -373,6 +373,7 @@ def _verdict(both: Mapping[Setting, Runs]) -> str:
         for differences in [area_differences(by_condition, TREES, BASELINE)]
         if len(differences) >= MIN_SEEDS
     ]
+    intervals = [interval for interval in intervals if interval.low is not None]
     better = sum(interval.low is not None and interval.low > 0 for interval in intervals)
     worse = sum(interval.high is not None and interval.high < 0 for interval in intervals)
     if not intervals:

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from marft_bridge.runs.run_folder import COLLECT, TRAIN, read_metrics
-from marft_bridge.statistics import mean_interval
+from marft_bridge.statistics import mean_interval, pass_at_k
 from trace_store.store import TraceStore
 
 NodeFigures = dict[str, dict[str, float | None]]
@@ -58,6 +58,8 @@ def runs_to_points(
     for number, scored in sorted(rewards.items()):
         tasks, values = zip(*scored, strict=True)
         interval = mean_interval(values, clusters=tasks)  # samples of one task are not independent
+        if interval.low is None and len({*tasks}) > 1 and {*values} <= {0.0, 1.0}:
+            interval = pass_at_k(values, tasks, 1)  # exact where all tasks are equal: a round that solves none is seen
         points.append(
             LearningPoint(
                 round=number,

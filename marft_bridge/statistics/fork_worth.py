@@ -49,8 +49,8 @@ def rewards_to_worth(recorded: float | None, resampled: Sequence[float | None], 
         )
     mean, low, high = mean_interval(rewards)
     kind: Literal["t", "exact"] | None = None if low is None else "t"
-    seen = {*rewards} if recorded is None else {*rewards, recorded}
-    if low is None and len(rewards) > 1 and seen <= {0.0, 1.0}:
+    different = {*rewards} if recorded is None else {*rewards, recorded}
+    if low is None and len(rewards) > 1 and different <= {0.0, 1.0}:
         _, low, high = pass_at_k(rewards, range(len(rewards)), 1)  # each fork is a draw of its own
         kind = "exact"
     over = None if recorded is None else recorded - mean

@@ -99,14 +99,14 @@ def branches_to_deeper_forks(store: TraceStore, branch_ids: Sequence[str], root_
     for row in rows:
         rows_by_parent.setdefault(row[8], []).append(row)
     drawn: list[tuple[int, tuple[Any, ...]]] = []
-    seen, level, parents, count = {root_id, *branch_ids}, 1, list(branch_ids), 0
+    met_ids, level, parents, count = {root_id, *branch_ids}, 1, list(branch_ids), 0
     while parents:
         level += 1
         children = []
         for parent in parents:
             for samples in sample_attempts(rows_by_parent.get(parent, []), rewards).values():
-                children += [row for _, row in sorted(samples.items()) if row[4] not in seen]
-        seen.update(row[4] for row in children)
+                children += [row for _, row in sorted(samples.items()) if row[4] not in met_ids]
+        met_ids.update(row[4] for row in children)
         drawn += [(level, row) for row in children[: MAX_DEEPER_FORKS - len(drawn)]]
         count += len(children)
         parents = [row[4] for row in children]
@@ -166,8 +166,8 @@ def _in_order(children_by_parent: dict[str, list[DeeperFork]], branch_id: str) -
 
 
 def _last_call_first(forks: Iterable[DeeperFork]) -> list[DeeperFork]:
-    known = sorted(forks, key=lambda fork: (fork.index is None, fork.index or 0))  # stable: else as they are
-    return known[::-1]
+    by_call = sorted(forks, key=lambda fork: (fork.index is None, fork.index or 0))  # stable: else as they are
+    return by_call[::-1]
 
 
 def _actions_to_calls(

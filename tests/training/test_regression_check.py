@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.school_rig import School, school_in
 
-from marft_bridge.runs.learning_curve import LearningPoint
+from marft_bridge.runs.learning_curve import LearningPoint, runs_to_points
 from marft_bridge.training.regression_check import points_to_regression, run_to_regression_text
+from trace_store.store import TraceStore
 
 
 def points(*intervals: tuple[float, float] | None) -> list[LearningPoint]:
@@ -52,6 +53,19 @@ def test_ground_is_lost_where_the_last_interval_lies_below_the_one_that_begins_h
 ) -> None:
     found = points_to_regression(points(*intervals))
     assert (None if found is None else (found[0].round, found[1].round)) == (best and (best, len(intervals)))
+
+
+def test_a_round_that_solves_no_task_is_told_from_one_that_solved_most() -> None:
+    """All of 12 tasks earn 0: Clopper and Pearson's upper bound is 1 - 0.025^(1 / 12) = 0.264648."""
+    earned = {1: [1.0] * 11 + [0.0], 2: [0.0] * 12}
+
+    class Rewards:
+        def sql(self, _query: str, _parameters: object) -> list[tuple[int, str, float]]:
+            return [(number, f"t{n}", paid) for number, row in earned.items() for n, paid in enumerate(row)]
+
+    first, last = runs_to_points(cast("TraceStore", Rewards()), ("train",), "reward")
+    assert (last.reward_low, last.reward_high) == (0.0, pytest.approx(0.264648, abs=1e-5))
+    assert points_to_regression([first, last]) == (first, last)
 
 
 @pytest.fixture
