@@ -377,7 +377,7 @@ def _verdict(both: Mapping[Setting, Runs]) -> str:
     better = sum(interval.low is not None and interval.low > 0 for interval in intervals)
     worse = sum(interval.high is not None and interval.high < 0 for interval in intervals)
     if not intervals:
-        return "No setting has the seeds for an interval yet."
+        return "No setting has an interval yet."
     return (
         f"By the area at equal tokens, trees are better in {better} and worse in {worse} of the {len(intervals)}\n"
         "settings that have an interval; in the others nothing is shown."
