@@ -32,7 +32,7 @@ lint: setup ## ruff and mypy
 	$(VENV)/ruff format --check .
 	$(VENV)/mypy
 
-test: lint ## lint, the fast tests two at a time, and one run of everything on the real vLLM; under 8 minutes
+test: lint ## lint, the fast tests two at a time, and one run of everything on the real vLLM; under 15 minutes
 	OMP_NUM_THREADS=1 $(VENV)/pytest -n 2 --dist worksteal -m 'not slow and not vllm'
 	$(VENV)/pytest -m 'vllm and not slow' $(VLLM_TESTS)
 
