@@ -884,7 +884,7 @@ def fork(
         bool,
         json_option(
             "run, parent, node, call, variant, metric, given_again, checkpoint, earlier_runs, entered_at,"
-            " spared_supersteps, not_entered, parent_reward, forks, mean, low, high"
+            " spared_supersteps, not_entered, parent_reward, forks, mean, low, high, interval"
         ),
     ] = False,
 ) -> None:

@@ -258,7 +258,7 @@ def _signed(interval: MeanInterval | None) -> str:
 def _interval(interval: MeanInterval, form: str) -> str:
     mean = f"{interval.mean:{form}}"
     if interval.low is None or interval.high is None:
-        return mean
+        return mean.replace("-", "−")
     return f"{mean} ({interval.low:{form}} to {interval.high:{form}})".replace("-", "−")
 
 

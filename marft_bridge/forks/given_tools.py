@@ -22,7 +22,7 @@ from marft_bridge.recording.recorder import Recorder
 from marft_bridge.replay.divergence import Divergence
 from marft_bridge.replay.drawn_ids import DrawnIds
 from marft_bridge.replay.recorded_run import RecordedRun, RecordedTool, arguments_to_json, is_drawn_id
-from marft_bridge.replay.recorded_tools import RunIt, recorded_tools, tool_divergence, tools_like
+from marft_bridge.replay.recorded_tools import RunIt, recorded_tools, tool_divergence, tool_to_now, tools_like
 from trace_store import conventions as c
 
 TakeTool = Callable[[UUID], RecordedTool | RunIt]
@@ -76,17 +76,11 @@ class GivenTools:
             if tool.must_run:
                 return RunIt()
             span.set({c.REPLAYED_FROM: tool.span_id})
-            return self._to_now(tool)
+            return tool_to_now(tool, self._ids)
         if is_live or self._find_same(self._later_tools, name, node, call_id=call_id, arguments=arguments):
             return RunIt()
         open_tools = tools_like(self._open_tools, name, node, call_id=call_id)
         return tool_divergence(node, name, arguments, open_tools=open_tools, ids=self._ids)
-
-    def _to_now(self, tool: RecordedTool) -> RecordedTool:
-        """What a recorded run gave, with the ids of the fork in place of the record's; new ones stay as they are."""
-        self._ids.note_given([tool.result, tool.output])
-        error = None if tool.error is None else replace(tool.error, text=self._ids.to_now(tool.error.text))
-        return replace(tool, result=self._ids.to_now(tool.result), output=self._ids.to_now(tool.output), error=error)
 
     def _find_same(
         self, tools: Sequence[RecordedTool], name: str, node: str, *, call_id: str | None, arguments: Any

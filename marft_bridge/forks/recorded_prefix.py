@@ -105,6 +105,15 @@ class RecordedPrefix:
         return PrefixAnswers(self, recorder)
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A call that the fork makes: what it is known by."""
+
+    node: str
+    prompt: list[Any]
+    key: list[Any]  # the prompt with its drawn ids by number
+
+
 class PrefixAnswers:
     """The answers of one prefix while a fork is run. Safe for any number of threads. See `given_answers.Prefix`."""
 
@@ -126,29 +135,29 @@ class PrefixAnswers:
         """Waits where a call has come too early, without holding the event loop up; see `given_answers.Prefix`."""
         if (span := self._recorder.open_span_of(run_id)) is None:
             return
-        call = _span_to_key(span)
-        while (patience_s := self._patience_left_s(*call)) > 0:
+        asked = _span_to_asked(span)
+        while (patience_s := self._patience_left_s(asked)) > 0:
             await asyncio.sleep(min(patience_s, _LOOK_S))
 
-    def _wait_turn(self, node: str, prompt: list[Any]) -> None:
+    def _wait_turn(self, asked: _Asked) -> None:
         """As `await_turn`, in a thread without an event loop: one with it would only hold itself up."""
         with suppress(RuntimeError):
             asyncio.get_running_loop()
             return
-        while (patience_s := self._patience_left_s(node, prompt)) > 0:
+        while (patience_s := self._patience_left_s(asked)) > 0:
             time.sleep(min(patience_s, _LOOK_S))
 
-    def _patience_left_s(self, node: str, prompt: list[Any]) -> float:
+    def _patience_left_s(self, asked: _Asked) -> float:
         """How long a call may still wait for the forked one to come; 0 or less where it need not, or nothing moves."""
-        dependents = [call for call in self._prefix.dependents if call.node == node]
+        dependents = [call for call in self._prefix.dependents if call.node == asked.node]
         with self._lock:
             is_over = self._is_live or self._divergence is not None
-            if not dependents or is_over or self._find_call([*self._open_calls, *self._prefix.later], node, prompt):
+            if not dependents or is_over or self._find_call([*self._open_calls, *self._prefix.later], asked):
                 return 0.0
             lead_s = 0.0
-            if self._find_call(dependents, node, prompt) is not None:
+            if self._find_call(dependents, asked) is not None:
                 lead_s = self._prefix.lead_s
-            elif any(call.node == node and call is not self._prefix.forked for call in self._open_calls):
+            elif any(call.node == asked.node and call is not self._prefix.forked for call in self._open_calls):
                 return 0.0  # rather one of these, with another prompt
             return PATIENCE_S + lead_s - (time.monotonic() - self._last_event_s)
 
@@ -161,22 +170,23 @@ class PrefixAnswers:
         span = self._recorder.open_span_of(run_id)
         if span is None:
             raise self._diverged(_unseen_call())
-        node, prompt = _span_to_key(span)
-        self._wait_turn(node, prompt)
+        asked = _span_to_asked(span)
+        node = asked.node
+        self._wait_turn(asked)
         with self._lock:
             if self._divergence is not None:  # the app caught it, and goes on
                 raise DivergedError(str(self._divergence))
-            call = self._find_call(self._open_calls, node, prompt)
+            call = self._find_call(self._open_calls, asked)
             if call is None:
-                self._is_live = self._is_live or self._is_later(node, prompt)
+                self._is_live = self._is_live or self._is_later(asked)
                 if self._is_live:
                     return None
                 open_calls = [call for call in self._open_calls if call.node == node]
                 is_cached = node in self._prefix.cached_nodes
-                raise self._diverged(self._unknown_call(node, prompt, open_calls, is_cached=is_cached))
+                raise self._diverged(self._unknown_call(asked, open_calls, is_cached=is_cached))
             self._last_event_s = time.monotonic()
             self._open_calls.remove(call)
-            self._ids.note_pair(call.prompt, prompt)
+            self._ids.note_pair(call.prompt, asked.prompt)
             if call is not self._prefix.forked:
                 return self._give(self._given[call.action_id])
             self._is_live = True
@@ -206,16 +216,15 @@ class PrefixAnswers:
             self._divergence = Divergence("missing call", missing_call.node, missing_call.number, text=NOT_MADE)
         return None if self._divergence is None else DivergedError(str(self._divergence))
 
-    def _is_later(self, node: str, prompt: list[Any]) -> bool:
+    def _is_later(self, asked: _Asked) -> bool:
         """Whether the parent made this call too, after the forked one: with the answers at hand, it may come early."""
-        return self._find_call(self._prefix.later, node, prompt) is not None
+        return self._find_call(self._prefix.later, asked) is not None
 
-    def _find_call(self, calls: Sequence[RecordedCall], node: str, prompt: list[Any]) -> RecordedCall | None:
+    def _find_call(self, calls: Sequence[RecordedCall], asked: _Asked) -> RecordedCall | None:
         """The first of these recorded calls that this one is; one with known ids before one that fits by number."""
-        key = number_ids(prompt)
-        same_calls = [call for call in calls if call.node == node and self._to_key(call) == key]
-        same_calls = [call for call in same_calls if self._ids.fit(call.prompt, prompt)]
-        exact_calls = (call for call in same_calls if self._ids.to_now(call.prompt) == prompt)
+        same_calls = [call for call in calls if call.node == asked.node and self._to_key(call) == asked.key]
+        same_calls = [call for call in same_calls if self._ids.fit(call.prompt, asked.prompt)]
+        exact_calls = (call for call in same_calls if self._ids.to_now(call.prompt) == asked.prompt)
         return next(exact_calls, same_calls[0] if same_calls else None)
 
     def _to_key(self, call: RecordedCall) -> list[Any]:
@@ -240,20 +249,19 @@ class PrefixAnswers:
         self._ids.note_given([answer.content, [tool_call["args"] for tool_call in calls]])
         return GivenAnswer(answer, tokens)
 
-    def _unknown_call(
-        self, node: str, prompt: list[Any], open_calls: Sequence[RecordedCall], *, is_cached: bool
-    ) -> Divergence:
+    def _unknown_call(self, asked: _Asked, open_calls: Sequence[RecordedCall], *, is_cached: bool) -> Divergence:
         """What is said of a call that is none of the prefix."""
+        node = asked.node
         if is_cached or not open_calls:
-            _, _, words = prompt_difference([], prompt)
+            _, _, words = prompt_difference([], asked.prompt)
             text = "before the fork, the record has no more calls of this node"
             if is_cached:
                 text = "in the record it made no such call: its task came from the app's cache, which forks do not have"
             return Divergence("extra call", node, None, text=text, recorded=None, replayed=words)
         nearest = open_calls[0]
-        compared = self._to_key(nearest), number_ids(prompt)
+        compared = self._to_key(nearest), asked.key
         if compared[0] == compared[1]:  # but for ids that stand for others
-            compared = self._ids.to_now(nearest.prompt), prompt
+            compared = self._ids.to_now(nearest.prompt), asked.prompt
         where, recorded_words, replayed_words = prompt_difference(*compared)
         return Divergence("prompt", node, nearest.number, text=where, recorded=recorded_words, replayed=replayed_words)
 
@@ -418,10 +426,9 @@ def actions_to_dependents(edges: Sequence[Edge], action_id: str) -> set[str]:
     return dependents
 
 
-def _span_to_key(span: OpenSpan) -> tuple[str, list[Any]]:
-    """An open call -> its node and its prompt, which it is known by."""
+def _span_to_asked(span: OpenSpan) -> _Asked:
     prompt = to_comparable_prompt(load_recorded(span.attributes[c.INPUT_MESSAGES]))
-    return str(span.attributes.get(c.NODE) or ""), prompt
+    return _Asked(str(span.attributes.get(c.NODE) or ""), prompt, number_ids(prompt))
 
 
 def _call_to_given(call: RecordedCall, span: SpanRow, action: Action) -> PrefixCall:

@@ -69,11 +69,23 @@ class DrawnIds:
             to_json: the same of one that is recorded.
             to_key: what has to be the same; None: all, with its ids by number.
         """
-        if equal := [record for record in recorded if self.to_now(to_json(record)) == now]:
+        # An id is mapped to an id, so what holds none is nothing but itself.
+        as_now = self._snapshot() if any(True for _ in _find(now)) else None
+        recorded_json = [to_json(record) for record in recorded]
+        equal = [
+            record
+            for record, was in zip(recorded, recorded_json, strict=True)
+            if (was if as_now is None else _map_ids(was, lambda drawn: as_now.get(drawn, drawn))) == now
+        ]
+        if equal:
             return equal
         make_key = to_key or number_ids
         key = make_key(now)
-        return [record for record in recorded if make_key(to_json(record)) == key and self.fit(to_json(record), now)]
+        return [
+            record
+            for record, was in zip(recorded, recorded_json, strict=True)
+            if make_key(was) == key and self.fit(was, now)
+        ]
 
     def note_pair(self, recorded: Any, now: Any) -> None:
         """Notes that the ids of a value stand for those of the recorded one, which they fit."""
@@ -87,9 +99,12 @@ class DrawnIds:
 
     def to_now(self, value: Any) -> Any:
         """A recorded value with the replay's ids in place of the record's."""
-        with self._lock:
-            to_now = dict(self._to_now)
+        to_now = self._snapshot()
         return _map_ids(value, lambda drawn: to_now.get(drawn, drawn))
+
+    def _snapshot(self) -> dict[str, str]:
+        with self._lock:
+            return dict(self._to_now)
 
     def answer_to_now(self, answer: AIMessage) -> AIMessage:
         """As `to_now`, of what an answer says and calls."""

@@ -26,7 +26,7 @@ _LIBRARIES = tuple(
     str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 _OWN_PACKAGES = ("marft_bridge", "trace_store", "trainers")
-_FRAMEWORKS = (*_OWN_PACKAGES, "langchain", "langchain_classic", "langchain_core", "langgraph")
+_FRAMEWORKS = ("langchain", "langgraph")  # how their packages begin: langchain_openai, langgraph_supervisor
 _PARTS = (  # attributes by which graphs, nodes, runnables and tools hold what they call
     *("nodes", "builder", "branches", "bound", "runnable", "fallbacks", "default", "steps", "steps__"),
     *("first", "middle", "last", "func", "afunc", "coroutine", "tools_by_name", "_tools_by_name"),
@@ -81,7 +81,7 @@ def _frozen(graph: Any, start_ns: int) -> Iterator[bool]:
 def _names_of_app(graph: Any) -> list[dict[str, Any]]:
     """The names that the app's own modules hold: see above."""
     of_nodes = [function.__globals__ for function in _graph_to_functions(graph)]
-    of_nodes = [names for names in of_nodes if _to_package(names) not in (*_FRAMEWORKS, *sys.stdlib_module_names)]
+    of_nodes = [names for names in of_nodes if not _is_library(_to_package(names))]
     packages = {_to_package(names) for names in of_nodes} - {""}
     loaded: list[Any] = list(sys.modules.values())  # None, or any object, where somebody put it there
     modules = [module for module in loaded if isinstance(module, ModuleType)]
@@ -120,6 +120,11 @@ def _graph_to_functions(graph: Any) -> Iterator[FunctionType]:
 def _to_package(names: Mapping[str, Any]) -> str:
     """The outermost package of the module that holds these names; empty where they have no module."""
     return str(names.get("__name__") or "").partition(".")[0]
+
+
+def _is_library(package: str) -> bool:
+    """Whether an outermost package is Python's, a framework's or ours, whatever of it a graph's nodes call."""
+    return package.startswith(_FRAMEWORKS) or package in _OWN_PACKAGES or package in sys.stdlib_module_names
 
 
 def _is_apps_own(module: ModuleType) -> bool:

@@ -15,7 +15,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -89,6 +89,13 @@ def tool_divergence(
     path, recorded_words, words = difference or ("", None, None)
     text = f"it runs the tool {name} with other arguments{f', at {path}' if path else ''}"
     return Divergence("tool", node, None, text=text, recorded=recorded_words, replayed=words)
+
+
+def tool_to_now(tool: RecordedTool, ids: DrawnIds) -> RecordedTool:
+    """What a recorded run gave, or raised, with the ids of now in place of the record's; new ones stay as they are."""
+    ids.note_given([tool.result, tool.output])
+    error = None if tool.error is None else replace(tool.error, text=ids.to_now(tool.error.text))
+    return replace(tool, result=ids.to_now(tool.result), output=ids.to_now(tool.output), error=error)
 
 
 @contextmanager

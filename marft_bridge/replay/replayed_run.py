@@ -68,7 +68,7 @@ from marft_bridge.replay.recorded_run import (
     tool_to_key,
     tools_around,
 )
-from marft_bridge.replay.recorded_tools import RunIt, recorded_tools, tool_divergence, tools_like
+from marft_bridge.replay.recorded_tools import RunIt, recorded_tools, tool_divergence, tool_to_now, tools_like
 from marft_bridge.replay.replayed_thread import (
     INTERRUPTS,
     ReplayedThread,
@@ -300,13 +300,7 @@ class _Replay:
             return RunIt()
         if not same_tools:
             raise self.diverged(tool_divergence(node, name, arguments, open_tools=tools, ids=self._ids))
-        return self._to_given(same_tools[0])
-
-    def _to_given(self, tool: RecordedTool) -> RecordedTool:
-        """What is given back of a recorded run: with the replay's ids, where they stand for the recorded ones."""
-        given_tool = replace(tool, result=self._ids.to_now(tool.result), output=self._ids.to_now(tool.output))
-        self._ids.note_given([given_tool.result, given_tool.output])
-        return given_tool
+        return tool_to_now(same_tools[0], self._ids)
 
     @contextmanager
     def tool_running(self) -> Iterator[None]:

@@ -47,6 +47,9 @@ def runs_to_points(
 ) -> list[LearningPoint]:
     """One point per round, in order, over all episodes of these runs that have the team reward.
 
+    The interval is a t interval; that of a share, where all tasks of a round earned the same and no round ever earned
+    anything but 0 and 1. A round whose tasks all earned the same otherwise has none.
+
     Args:
         run_ids: round 0 is the episodes that were collected before training.
         nodes_of: round -> the update's metrics per node.
@@ -54,11 +57,12 @@ def runs_to_points(
     rewards: dict[int, list[tuple[str, float]]] = {}
     for number, task, value in store.sql(_REWARDS, (list(run_ids), reward)):
         rewards.setdefault(number, []).append((task, value))
+    is_share = {value for scored in rewards.values() for _, value in scored} <= {0.0, 1.0}
     points = []
     for number, scored in sorted(rewards.items()):
         tasks, values = zip(*scored, strict=True)
         interval = mean_interval(values, clusters=tasks)  # samples of one task are not independent
-        if interval.low is None and len({*tasks}) > 1 and {*values} <= {0.0, 1.0}:
+        if interval.low is None and len({*tasks}) > 1 and is_share:
             interval = pass_at_k(values, tasks, 1)  # exact where all tasks are equal: a round that solves none is seen
         points.append(
             LearningPoint(

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from marft_bridge.common.errors import StoreError
+from marft_bridge.common.errors import ServingError, StoreError
 from marft_bridge.common.files import held_file, read_held
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.serve import ServeOptions
@@ -26,6 +26,7 @@ from marft_bridge.serving.vllm_server import Endpoint
 
 _KEY_VARIABLE = "MARFT_SERVER_KEY"
 _POLL_S = 0.2
+_SLACK_S = 60.0  # for what `serve` does besides: it loads its libraries, and ends servers that did not come
 
 
 @contextmanager
@@ -78,20 +79,31 @@ def running_servers(folder: RunFolder) -> dict[str, tuple[str, str]]:
     return servers
 
 
-def _are_starting(folder: RunFolder) -> bool:
-    """Whether a `serve` that runs for this folder has not named its servers yet."""
+def _starting_pid(folder: RunFolder) -> int | None:
+    """The process of a `serve` that runs for this folder and has not named its servers yet; None: there is none."""
     try:
         text = read_held(folder.server)
-        return text is not None and "servers" not in json.loads(text)
+        content = {} if text is None else json.loads(text)
+        return None if "servers" in content or "pid" not in content else int(content["pid"])
     except (OSError, StoreError, TypeError, ValueError):
-        return False
+        return None
 
 
-def _wait_for_start(folder: RunFolder, reporter: Reporter) -> None:
-    """Until no `serve` of this folder is starting: a server beside it would empty its log, and take its memory."""
-    if _are_starting(folder):
-        reporter.say("waiting for the server that `marft-bridge serve` is starting for this folder")
-    while _are_starting(folder):
+def _wait_for_start(folder: RunFolder, reporter: Reporter, limit_s: float) -> None:
+    """Until no `serve` of this folder is starting: a server beside it would empty its log, and take its memory.
+
+    Raises ServingError after `limit_s`, in which it should have come or given up.
+    """
+    if (pid := _starting_pid(folder)) is None:
+        return
+    reporter.say(f"waiting for the server that `marft-bridge serve` (process {pid}) is starting for this folder")
+    deadline = time.monotonic() + limit_s
+    while (pid := _starting_pid(folder)) is not None:
+        if time.monotonic() > deadline:
+            raise ServingError(
+                f"`marft-bridge serve` (process {pid}) is still starting a server for {folder.path} after "
+                f"{limit_s:.0f} s; is it stopped? Continue it, or end it"
+            )
         time.sleep(_POLL_S)
 
 
@@ -99,8 +111,11 @@ def server_options(bases: Sequence[BaseModelSpec], folder: RunFolder, reporter: 
     """Serving options by base model: attach to the server of `marft-bridge serve` if it runs, else as configured.
 
     Waits for one that is starting.
+
+    Raises:
+        ServingError: it is starting for longer than all its servers may take.
     """
-    _wait_for_start(folder, reporter)
+    _wait_for_start(folder, reporter, sum(base.serve.startup_timeout_s for base in bases) + _SLACK_S)
     servers = running_servers(folder)
     options = []
     for number, base in enumerate(bases):

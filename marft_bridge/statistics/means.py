@@ -78,7 +78,8 @@ def difference_interval(
     parts = np.where(first, (values - mean_first) / first.sum(), -(values - mean_rest) / (~first).sum())
     sums = totals_by_label("difference", parts, clusters).sums
     k = sums.size
-    if k < 2 or np.abs(sums).max() <= ROUNDING * np.abs(values).max():
+    smaller = min(int(first.sum()), int((~first).sum()))
+    if k < 2 or np.abs(sums).max() <= ROUNDING * np.abs(values).max() / smaller:
         return MeanInterval(mean_first - mean_rest, None, None)
     half_width = float(stdtrit(k - 1, (1 + level) / 2)) * float(np.sqrt(k / (k - 1) * (sums**2).sum()))
     return MeanInterval(

@@ -71,7 +71,8 @@ def replay(
 def _prepare(
     app: Any, episode: str | Path, store: str | Path | None, *, options: ReplayOptions
 ) -> tuple[RecordedRun, ReplayedThread]:
-    """The run, and its thread as the runs before it left it, which are loaded from the store one at a time."""
+    """The run, and its thread as the runs before it left it, which are loaded one at a time: the store is open, for
+    reading, until they have been replayed."""
     __tracebackhide__ = True
     if store is None:
         return file_to_run(Path(episode)), ReplayedThread()

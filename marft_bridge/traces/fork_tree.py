@@ -1,7 +1,8 @@
 """An episode of a store -> the forks of its forks, to the leaves with their rewards, and what it was forked from.
 
 Invariants: one query walks all levels, whichever way, and nothing recurses, so that neither a deep chain nor records
-that name each other as parents break it; what is left out is counted. Texts are returned as they are.
+that name each other as parents break it; of several attempts at a sample the one that counts is followed, and what is
+left out of its forks is counted. Texts are returned as they are.
 """
 
 from __future__ import annotations

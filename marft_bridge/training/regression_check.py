@@ -2,7 +2,7 @@
 
 Training may lose what it had gained. Invariant: two rounds are told apart only where their 95 % intervals do not
 overlap. It compares rounds as they were played, on whatever tasks; which version counts is for `best_version` to say.
-Rounds that were played ahead, and that nothing was learned from, are none.
+Rounds that were played ahead, and that nothing was learned from, are none; one without an interval is not told apart.
 """
 
 from __future__ import annotations

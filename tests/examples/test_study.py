@@ -218,7 +218,7 @@ def test_a_hand_made_study_becomes_the_figures_worked_by_hand(tmp_path: Path) ->
     assert rows_of(page, "Against `marft-a`")["`marft-a-no-offline`"] == [
         "−0.254 (−0.503 to −0.005)",
         "below",
-        "-0.100",
+        "−0.100",
         "–",
     ]
     levels = rows_of(page, "Fresh rollouts until")

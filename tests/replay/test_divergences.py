@@ -316,6 +316,21 @@ def test_the_clock_stands_wherever_the_nodes_are_defined(
     assert (stopped.divergence, stopped.note) == (None, None)
 
 
+def test_the_clock_of_the_frameworks_packages_goes_on_whatever_of_them_a_node_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site-packages" / "langchain_partner"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(CLOCK)
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    partner = importlib.import_module("langchain_partner")
+    try:
+        graph = chain(a=lambda _: {"answer": says("ok").invoke("?").text}, b=partner.moment)
+        assert not any(names is vars(partner) for names in pins._names_of_app(graph))
+    finally:
+        del sys.modules["langchain_partner"]
+
+
 @pytest.mark.parametrize("prompt", ["?", "!"])
 def test_a_clock_that_no_module_holds_is_said(prompt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "def node(_):\n    return {{'answer': model.invoke('{}').text}}"

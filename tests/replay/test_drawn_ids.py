@@ -5,6 +5,8 @@ from __future__ import annotations
 from langchain_core.messages import AIMessage
 
 from marft_bridge.replay.drawn_ids import DrawnIds, number_ids
+from marft_bridge.replay.recorded_run import RecordedError, RecordedTool
+from marft_bridge.replay.recorded_tools import tool_to_now
 
 WAS, NOW = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
 
@@ -21,6 +23,26 @@ def test_an_answer_quotes_the_replays_ids_in_all_that_it_says_and_calls() -> Non
     assert (now.content, now.tool_calls[0]["args"]) == (f"see {NOW}", {"id": NOW})
     assert now.invalid_tool_calls[0]["args"] == f'{{"id": "{NOW}"'
     assert ids.answer_to_now(AIMessage("none")).content == "none"
+
+
+def test_what_a_tool_gave_or_raised_has_the_ids_of_now() -> None:
+    ids = DrawnIds([])
+    ids.note_pair(f"open {WAS}", f"open {NOW}")
+    error = RecordedError("ValueError", f"no ticket {WAS}")
+    tool = RecordedTool(
+        span_id="1",
+        name="look",
+        node="a",
+        call_id=None,
+        arguments={},
+        result=f"of {WAS}",
+        output={"key": WAS},
+        error=error,
+        has_calls=False,
+    )
+    now = tool_to_now(tool, ids)
+    assert (now.result, now.output) == (f"of {NOW}", {"key": NOW})
+    assert now.error == RecordedError("ValueError", f"no ticket {NOW}")
 
 
 def test_a_prompt_with_another_number_of_ids_fits_no_record() -> None:

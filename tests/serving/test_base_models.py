@@ -54,6 +54,7 @@ from marft_bridge.model_calls.routing import Route, Routing, current_routing
 from marft_bridge.runs.ledger import begin_run
 from marft_bridge.runs.run_folder import RunFolder, read_metrics
 from marft_bridge.serving import served_bases as served_models
+from marft_bridge.serving import server_file
 from marft_bridge.serving import vllm_process as server_process
 from marft_bridge.serving.base_models import config_to_bases
 from marft_bridge.serving.model_versions import config_to_versions
@@ -194,6 +195,19 @@ def test_a_command_waits_for_the_server_that_serve_is_starting(
         (options,) = waiting.result(timeout=20)
         assert options.attach == (server.url if comes else None)
     assert not folder.server.exists()
+
+
+def test_a_command_does_not_wait_for_ever_for_a_serve_that_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_file, "_SLACK_S", 0.1)
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    changes = {"model.path": str(fault_server.write_model(tmp_path / "one")), "serve.startup_timeout_s": 0.2}
+    bases = config_to_bases(toml_to_config(DUO, changes))
+    said = rf"serve` \(process {os.getpid()}\) is still starting a server for .* after 0 s; is it stopped\?"
+    with starting_servers(folder), pytest.raises(ServingError, match=said):
+        server_options(bases, folder, Reporter(Console(quiet=True)))
 
 
 def test_a_server_needs_room_for_its_own_nodes_only() -> None:

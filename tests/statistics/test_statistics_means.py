@@ -126,3 +126,5 @@ def test_a_rank_correlation_is_scipys_ties_included() -> None:
 def test_groups_without_spread_have_no_bounds_of_their_difference() -> None:
     assert difference_interval([1.0, 1.0, 0.0, 0.0], [True, True, False, False]) == (1.0, None, None)
     assert difference_interval([1.0, 0.0, 0.0], [True, True, False]).low is not None
+    large = [1e6 + 0.5 * (n % 2) for n in range(1000)]  # a spread that is small beside the values is one all the same
+    assert difference_interval(large, [n < 500 for n in range(1000)]).low is not None

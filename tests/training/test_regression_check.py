@@ -66,6 +66,11 @@ def test_a_round_that_solves_no_task_is_told_from_one_that_solved_most() -> None
     first, last = runs_to_points(cast("TraceStore", Rewards()), ("train",), "reward")
     assert (last.reward_low, last.reward_high) == (0.0, pytest.approx(0.264648, abs=1e-5))
     assert points_to_regression([first, last]) == (first, last)
+    # with payoffs a round of draws is no share: that nobody lost in it does not say how many may
+    earned[1], earned[2] = [0.0] * 12, [-1.0] * 8 + [0.0] * 4
+    draws, losses = runs_to_points(cast("TraceStore", Rewards()), ("train",), "reward")
+    assert (draws.reward_mean, draws.reward_low, draws.reward_high) == (0.0, None, None)
+    assert points_to_regression([draws, losses]) is None
 
 
 @pytest.fixture
