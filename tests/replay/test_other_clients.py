@@ -6,6 +6,7 @@ What the app gets of a replayed call is what it got, whole or streamed, sync or 
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypedDict
@@ -133,6 +134,7 @@ def test_litellm(chat_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     check(whole, tmp_path / "sync", "one two")
     (tmp_path / "async").mkdir()
     check(whole_async, tmp_path / "async", "one two", is_async=True)
+    gc.collect()  # here, and not in whatever test comes next, which does not ignore it
 
 
 def test_a_changed_prompt_of_another_client_is_named_and_not_sent(chat_url: str, tmp_path: Path) -> None:
