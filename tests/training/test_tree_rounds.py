@@ -21,7 +21,7 @@ from support.school_rig import School, learned, school_in
 from marft_bridge.rollouts.episode_plan import episode_to_fork
 from marft_bridge.training.planned_forks import read_waves
 from marft_bridge.view.curves import lines_to_charts
-from trace_store.records import REPLAYED
+from trace_store.records import REPLAYED, Trajectory
 
 
 def by_seed_of_some(body: dict[str, Any]) -> str:
@@ -69,19 +69,27 @@ def duo(model: BaseChatModel):
 """
 
 
-@pytest.mark.slow
-def test_a_tool_before_a_forked_call_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def train_with_tool(
+    app: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Trajectory], list[Trajectory], list[str]]:
+    """Rounds of trees of an app whose tool writes a line: all episodes, those with a call given again, the lines."""
     with school_in(tmp_path, monkeypatch) as school:
         apps, notes = school.folder / "apps.py", school.folder / "notes.txt"
-        apps.write_text(apps.read_text() + TOOL_APP.replace("NOTES", str(notes)))
+        apps.write_text(apps.read_text() + app.replace("NOTES", str(notes)))
         school.server.answer = by_seed_of_some
         school.collect()
         school.train(**trees("c3"))
         with school.store() as store:
             episodes = list(store.trajectories(forks=True))
         forked_after = [each for each in episodes if any(action.replayed_from for action in each.actions)]
-        assert 0 < len(forked_after) < len(episodes)
-        assert len(notes.read_text().splitlines()) == len(episodes) - len(forked_after)
+        return episodes, forked_after, notes.read_text().splitlines()
+
+
+@pytest.mark.slow
+def test_a_tool_before_a_forked_call_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    episodes, forked_after, lines = train_with_tool(TOOL_APP, tmp_path, monkeypatch)
+    assert 0 < len(forked_after) < len(episodes)
+    assert len(lines) == len(episodes) - len(forked_after)
 
 
 @pytest.mark.slow
@@ -90,18 +98,10 @@ def test_rounds_of_an_app_that_draws_ids_have_forks_that_do_not_fail(
 ) -> None:
     drawing = TOOL_APP.replace('state["log"][0]', "str(uuid.uuid4())").replace("return {}", 'return {"log": [noted]}')
     drawing = "import uuid\n" + drawing.replace("    note.invoke", "    noted = note.invoke")
-    with school_in(tmp_path, monkeypatch) as school:
-        apps, notes = school.folder / "apps.py", school.folder / "notes.txt"
-        apps.write_text(apps.read_text() + drawing.replace("NOTES", str(notes)))
-        school.server.answer = by_seed_of_some
-        school.collect()
-        school.train(**trees("c3"))
-        with school.store() as store:
-            episodes = list(store.trajectories(forks=True))
-        forked_after = [each for each in episodes if any(action.replayed_from for action in each.actions)]
-        assert 0 < len(forked_after) < len(episodes)
-        assert {each.episode.outcome for each in episodes} == {"terminated"}
-        assert len(notes.read_text().splitlines()) == len(episodes) - len(forked_after)
+    episodes, forked_after, lines = train_with_tool(drawing, tmp_path, monkeypatch)
+    assert 0 < len(forked_after) < len(episodes)
+    assert {each.episode.outcome for each in episodes} == {"terminated"}
+    assert len(lines) == len(episodes) - len(forked_after)
 
 
 @pytest.mark.slow
