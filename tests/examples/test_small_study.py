@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from examples.study.small import games
+from examples.study.small import ceiling, games
 from examples.study.small.games import GAMES, to_trajectory
 from examples.study.small.model import END, FAMILIES, MAX_TOKENS, WORDS, Draw, make_batch, words_to_ids
 from examples.study.small.run import COMMON, CONDITIONS, merged, to_table
@@ -98,8 +98,26 @@ def test_a_clean_transcript_says_the_sum_and_nothing_else() -> None:
     assert ids.tolist() != make_batch(Draw(0), 64)[0].tolist()
 
 
+def test_the_writer_at_the_ceiling_earns_by_its_last_number() -> None:
+    drafts = Script(lambda _, prompt: [str(int(prompt[1]) - int(prompt[3]))])
+    wrong = Script(lambda _, prompt: ["7"])
+    for players, share in ((drafts, 1.0), (wrong, 0.5)):
+        assert ceiling.right_share(players, [(9, 2), (3, 5)]) == share  # type: ignore[arg-type]
+
+
+def test_a_writer_that_does_not_learn_its_tasks_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deaf(Script):
+        class trainer:  # noqa: N801 - stands where players keep theirs
+            @staticmethod
+            def replay(_: Any) -> None: ...
+
+    monkeypatch.setattr(ceiling, "MOST_LESSONS", 2)
+    with pytest.raises(RuntimeError, match=r"right in 0\.000 of its runs after 2 lessons"):
+        ceiling.teach(Deaf(lambda *_: ["7"]), [(3, 5)])  # type: ignore[arg-type]
+
+
 def test_every_condition_is_one_that_the_trainer_takes() -> None:
-    for changes in CONDITIONS.values():
+    for changes in (*CONDITIONS.values(), *ceiling.CONDITIONS.values()):
         TrainerOptions.model_validate(merged(COMMON, changes))
 
 

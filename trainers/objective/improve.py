@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ def improve(
     generator: torch.Generator,
     tick: Tick,
     options: TrainerOptions | None = None,
+    step_share: float = 1.0,
 ) -> dict[str, Any]:
     """The adapter's update of one round: epochs x minibatches of the clipped surrogate.
 
@@ -45,6 +47,7 @@ def improve(
 
     Args:
         options: of this round; None: the learner's.
+        step_share: the part of the steps that are taken, from the first on, rounded up.
 
     Returns:
         approx_kl, clipfrac, ratio_mean, ratio_max (new against old policy), masked (share of the actions),
@@ -58,7 +61,8 @@ def improve(
     gradient_share: dict[str, float] | None = None
     stopped = False
     prepared = PreparedRound(data, options, learner.model)
-    for drawn in random_minibatches(len(prepared.rows), optimizer.epochs, prepared.parts, generator=generator):
+    minibatches = random_minibatches(len(prepared.rows), optimizer.epochs, prepared.parts, generator=generator)
+    for drawn in islice(minibatches, share_of_steps(prepared, optimizer.epochs, step_share)):
         chosen = [prepared.rows[i] for i in drawn]
         step_tokens = prepared.moved_tokens(chosen)
         if gradient_share is None and len(data.source_U) > 1:
@@ -100,6 +104,12 @@ def improve(
         "steps": sum(norm > 0 for norm in norms),
         "stopped_early": stopped,
     }
+
+
+def share_of_steps(prepared: PreparedRound, epochs: int, step_share: float) -> int:
+    """How many of a round's steps are taken, rounded up."""
+    steps = epochs * min(prepared.parts, len(prepared.rows))
+    return min(steps, math.ceil(step_share * steps - 1e-9))  # a third of three passes is one, whatever the rounding
 
 
 def measure(

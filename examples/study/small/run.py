@@ -134,6 +134,7 @@ def run_missing(
     *,
     run_one: Callable[[Game, str, int, Path], dict[str, Any]],
     table_of: Callable[[Sequence[Mapping[str, Any]]], str],
+    games: Mapping[str, Game] = GAMES,
 ) -> None:
     """The command line of a study: runs what its file does not hold yet, and prints the table.
 
@@ -144,7 +145,7 @@ def run_missing(
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
-    parser.add_argument("--games", nargs="+", default=list(GAMES), choices=list(GAMES))
+    parser.add_argument("--games", nargs="+", default=list(games), choices=list(games))
     parser.add_argument("--conditions", nargs="+", default=list(conditions), choices=list(conditions))
     parser.add_argument("--cache", type=Path, default=Path(".cache"))
     arguments = parser.parse_args()
@@ -157,7 +158,7 @@ def run_missing(
         for name in arguments.games:
             for condition in arguments.conditions:
                 if (name, condition, seed) not in known:
-                    rows.append(run_one(GAMES[name], condition, seed, model))
+                    rows.append(run_one(games[name], condition, seed, model))
                     with arguments.out.open("a") as file:
                         file.write(json.dumps(rows[-1]) + "\n")
                     print(json.dumps(rows[-1]), flush=True)

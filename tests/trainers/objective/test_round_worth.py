@@ -1,8 +1,9 @@
-"""Owns: how much of its rate a round is worth.
+"""Owns: how many of its steps and how much of its rate a round is worth.
 
 - A round with one failure among many runs moves an adapter a fraction as far as one that tells half from half, though
   AdamW's steps would have one size; and so does one telling group among many that say nothing.
 - The share is worked by hand, and knows no unit.
+- Passes beyond the first are left out before steps are shortened, and no better action goes unseen.
 - Where the better actions are no more than the worse ones, or both signs count, the weights are those of before, bit
   for bit.
 """
@@ -20,7 +21,8 @@ from support.trainer_options import trainer_options
 
 import trainers.objective.update_order as update_order
 from trainers.marft import MarftTrainer
-from trainers.objective.round_rate import advantages_to_rate_share
+from trainers.objective.adapter_round import PreparedRound
+from trainers.objective.round_worth import RoundWorth, advantages_to_share, worth_of_round
 
 RUNS = 24
 
@@ -48,9 +50,43 @@ def test_one_failure_of_many_runs_moves_an_adapter_less_than_a_round_that_tells_
     model_dir: Path,
 ) -> None:
     nearly_right, half_right = update(model_dir, 1)[0], update(model_dir, RUNS // 2)[0]
-    assert nearly_right["steps"] > half_right["steps"]
     assert nearly_right["adapter_moved"] < half_right["adapter_moved"] / 2
-    assert nearly_right["lr"] == pytest.approx(half_right["lr"] / math.sqrt(RUNS - 1), rel=1e-3)
+    way = [figures["lr"] * figures["steps"] for figures in (nearly_right, half_right)]
+    assert way[0] / (RUNS - 1) == pytest.approx(way[1] / (RUNS / 2) / math.sqrt(RUNS - 1), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("right", "epochs", "steps", "rate"),
+    [
+        (1 / 2, 2, 1.0, 1.0),
+        (4 / 5, 2, 1 / 2, 1.0),  # worth 1 / 2: one pass of the two
+        (16 / 17, 2, 1 / 2, 1 / 2),  # worth 1 / 4
+        (16 / 17, 4, 1 / 4, 1.0),
+        (16 / 17, 1, 1.0, 1 / 4),  # one pass is whole
+        (25 / 34, 2, 3 / 5, 1.0),  # a pass and a fifth of another
+    ],
+)
+def test_passes_are_left_out_before_steps_are_shortened(right: float, epochs: int, steps: float, rate: float) -> None:
+    advantages = [1 - right] * round(850 * right) + [-right] * round(850 * (1 - right))
+    worth = worth_of_round(advantages, 0.0, epochs=epochs)
+    assert (worth.steps, worth.rate) == (pytest.approx(steps), pytest.approx(rate))
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_a_round_that_is_worth_little_sees_every_better_action_once(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, epochs: int
+) -> None:
+    seen: list[int] = []
+    moved_tokens = PreparedRound.moved_tokens
+
+    def noting(prepared: PreparedRound, rows: list[int]) -> int:
+        seen.extend(rows)
+        return moved_tokens(prepared, rows)
+
+    monkeypatch.setattr(PreparedRound, "moved_tokens", noting)
+    figures = update(model_dir, 1, epochs=epochs)[0]
+    assert sorted(seen) == list(range(1, RUNS))
+    assert figures["steps"] == round((RUNS - 1) / 2)
 
 
 @pytest.mark.parametrize("estimator", ["rloo", "grpo"])
@@ -83,7 +119,7 @@ def test_one_telling_group_among_many_is_worth_what_it_tells(model_dir: Path, es
 def test_the_share_is_a_ratio_of_roots_of_squares(
     advantages: list[float], negative_weight: float, share: float
 ) -> None:
-    assert advantages_to_rate_share(advantages, negative_weight) == pytest.approx(share)
+    assert advantages_to_share(advantages, negative_weight) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +129,7 @@ def test_a_round_that_is_worth_its_whole_rate_is_as_before_bit_for_bit(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, failures: int, options: dict[str, Any]
 ) -> None:
     figures, weights = update(model_dir, failures, **options)
-    monkeypatch.setattr(update_order, "advantages_to_rate_share", lambda *_: 1.0)
+    monkeypatch.setattr(update_order, "worth_of_round", lambda *_: RoundWorth())
     plain_figures, plain_weights = update(model_dir, failures, **options)
     assert figures["lr"] == plain_figures["lr"]
     assert torch.equal(weights, plain_weights)
