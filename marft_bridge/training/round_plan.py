@@ -62,7 +62,7 @@ def plan_round(tasks: Sequence[Task], options: TrainOptions, seed: int, **common
     samples = options.samples_per_task
     planned = options.chains_per_round
     group_count = math.ceil(planned / samples)
-    most_added = min(math.floor(options.refill_share * group_count), max(0, len(tasks) - group_count))
+    most_added = min(options.refill_groups, max(0, len(tasks) - group_count))
     requests = plan_episodes(tasks, planned + most_added * samples, samples, seed=seed, **common)
     return RoundPlan(tuple(requests[:planned]), addable=tuple(requests[planned:]))
 

@@ -48,7 +48,8 @@ def test_a_plan_has_the_groups_of_the_round_and_those_that_may_be_added_each_req
     ("tasks", "changes", "added"),
     [
         (8, {"refill": 0.25}, 1),
-        (8, {"refill": 0.9}, 3),  # 3.6 groups
+        (8, {"refill": 0.6}, 3),  # 2.4 groups
+        (8, {"refill": 0.05}, 1),  # 0.2 groups: what may be refilled at all has a group for it
         (8, {"refill": 9.0}, 4),  # there are no further tasks
         (8, {"refill": 0.0}, 0),
         (5, {}, 1),
