@@ -330,7 +330,7 @@ class _Training:
         self.config, self.folder, self.session, self.rollouts = config, folder, session, rollouts
         self.heldout, self.collected, self.signal, self.loggers = heldout, stored.collected, signal, loggers
         self.tasks, self.measured = stored.tasks, stored.measured
-        self.known_rounds = KnownRounds(config, stored.tasks, stored.collected)
+        self.known_rounds = KnownRounds(config, stored.tasks, stored.collected, own_ids=stored.own_ids)
         self.models, self.registry = session.models, session.models.versions.registry
         self.reporter = session.reporter
         self.nodes = config.graph.nodes

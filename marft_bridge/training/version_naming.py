@@ -105,8 +105,8 @@ def _without_result(evidence: Sequence[VersionEvidence], named_row: VersionEvide
     lost, played = sum(row.without_result for row in evidence), sum(row.episodes for row in evidence)
     if not lost:
         return ""
-    own = f" ({named_row.without_result / named_row.episodes:.0%} of its own)" if named_row.episodes else ""
-    return f"; {lost / played:.0%} of the rounds' runs{own} came to no result, and count as the worst reward"
+    own_share = f" ({named_row.without_result / named_row.episodes:.0%} of its own)" if named_row.episodes else ""
+    return f"; {lost / played:.0%} of the rounds' runs{own_share} came to no result, and count as the worst reward"
 
 
 def _estimate(row: VersionEvidence) -> str:

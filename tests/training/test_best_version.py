@@ -154,8 +154,8 @@ def test_a_version_whose_runs_seldom_end_is_not_named_for_those_that_do() -> Non
 def test_a_run_without_a_result_counts_as_the_worst_that_was_earned_and_as_no_more_than_nothing(
     rewards: list[float], worst: float
 ) -> None:
-    known = [ScoredEpisode(1, f"t{n}", reward) for n, reward in enumerate(rewards)]
-    (row,) = episodes_to_evidence([*known, ScoredEpisode(1, "t9", None)], newest=1)
+    scored = [ScoredEpisode(1, f"t{n}", reward) for n, reward in enumerate(rewards)]
+    (row,) = episodes_to_evidence([*scored, ScoredEpisode(1, "t9", None)], newest=1)
     assert row.mean == pytest.approx((sum(rewards) + worst) / 3)
 
 

@@ -139,7 +139,13 @@ def test_the_evaluation_is_evidence_from_which_nothing_learns(school: School) ->
 def attempt(at: int, reward: float | None, task: str, version: int, *, outcome: str = "", **root: Any) -> list[Any]:
     """The spans of one attempt at a task, in the round that a version played, and its reward."""
     cut = {"OUTCOME": outcome, "OUTCOME_REASON": root.pop("reason", "too long")} if outcome else {}
-    fields = {"RUN_ID": "train", "ROUND": version, "TASK_ID": task, "ADAPTERS": json.dumps({"a": version}), **cut}
+    fields: dict[str, Any] = {
+        "RUN_ID": "train",
+        "ROUND": version,
+        "TASK_ID": task,
+        "ADAPTERS": json.dumps({"a": version}),
+        **cut,
+    }
     spans: list[Any] = chain(f"e{at}", START + at).spans(**fields | root)
     return spans if reward is None else [*spans, Reward(trace_id(f"e{at}"), "reward", reward, "test", at)]
 
@@ -172,8 +178,8 @@ def test_each_request_of_a_version_counts_once_with_its_result_or_without(tmp_pa
         (2, 0, 0.5),
         (0, 0, None),
     ]
-    own = {1: " (57% of its own)", 2: " (0% of its own)"}.get(named.version, "")
-    end = f"; 44% of the rounds' runs{own} came to no result, and count as the worst reward"
+    own_share = {1: " (57% of its own)", 2: " (0% of its own)"}.get(named.version, "")
+    end = f"; 44% of the rounds' runs{own_share} came to no result, and count as the worst reward"
     assert named_to_text(named).endswith(end)
 
 
