@@ -28,6 +28,8 @@ Use = Literal["on_policy", "replay", "imitation", "demonstration"]
 `demonstration`: likewise, and actions that were re-tokenised are good enough."""
 _RATIO = ("on_policy", "replay")
 
+GREEDY = "sampled greedily or at an unknown temperature"
+NARROWED = "sampled with top-p or top-k, so its log-probs are not comparable"
 _NOT_TRAINED = "node is not trained"
 _ALL_FORCED = "every token was forced"
 _REPEATED = "repeated by a fork, and counted where it was sampled"
@@ -233,7 +235,7 @@ def trajectories_to_round(
             drop_episode(trajectory, f"episode without a finite reward {reward!r}")
         else:
             reasons = [
-                _find_drop_reason(action, agents, vocabulary, use=use) or (refused or {}).get(action.node)
+                find_drop_reason(action, agents, vocabulary, use=use) or (refused or {}).get(action.node)
                 for action in map(origins.sampled, trajectory.actions)
             ]
             is_trained_A = [reason is None for reason in reasons]
@@ -448,7 +450,7 @@ def forced_share(items: Sequence[ActionItem]) -> float | None:
     return sum(len(item.forced) for item in items) / sampled_count if sampled_count else None
 
 
-def _find_drop_reason(action: Action, agents: Sequence[str], vocabulary: Mapping[str, int], use: Use) -> str | None:
+def find_drop_reason(action: Action, agents: Sequence[str], vocabulary: Mapping[str, int], use: Use) -> str | None:
     """The reason why an action cannot be trained on, or None."""
     if action.node not in agents:
         return _NOT_TRAINED
@@ -467,9 +469,9 @@ def _find_drop_reason(action: Action, agents: Sequence[str], vocabulary: Mapping
     if len(action.logprobs) != len(action.sampled_ids) or not all(map(math.isfinite, action.logprobs)):
         return "log-probs that are not finite, one per token"
     if use in _RATIO and not action.temperature:
-        return "sampled greedily or at an unknown temperature"
+        return GREEDY
     if use in _RATIO and narrows_sampling(action):
-        return "sampled with top-p or top-k, so its log-probs are not comparable"
+        return NARROWED
     return _ALL_FORCED if len(forced_tokens(action)) == len(action.sampled_ids) else None
 
 

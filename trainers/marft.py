@@ -477,16 +477,21 @@ class MarftTrainer:
             )
         return estimate, normal, fit_critics
 
-    def teaching_episodes(self, trajectories: Sequence[Trajectory]) -> set[str]:
+    def teaching_episodes(self, trajectories: Sequence[Trajectory], replayed: Sequence[Trajectory] = ()) -> set[str]:
         """The ids of the fresh episodes that an update could learn something from; changes nothing.
 
         The others failed, have no reward or no action that can be trained on, or are in groups that cannot say what was
-        better, as the estimator forms them.
+        better, as the estimator forms them; without groups the round is one.
+
+        Args:
+            replayed: older ones that are compared with the fresh ones; not successes, which are compared with nobody.
         """
         data = self._to_round(trajectories, "on_policy")
-        if self.credit.estimator.groups(data) is not None:
-            data = self.credit.informative(data)
-        return {episode.episode_id for episode in data.episodes}
+        if self.credit.estimator.groups(data) is None and not self.options.replay.successes:
+            older = self._to_round(replayed, "replay").episodes
+            data = episodes_to_round([*data.episodes, *older], data.drops)
+        telling = self.credit.informative(data).episodes
+        return {episode.episode_id for episode in telling if not episode.replayed}
 
     def _join(
         self,

@@ -18,7 +18,7 @@ Shapes: _A one entry per recorded action of an episode.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -63,6 +63,21 @@ class EpisodeRewards:
     def total(self) -> float:
         """The team reward with its shaping."""
         return sum(self.team.values())
+
+    @property
+    def figures(self) -> Hashable:
+        """All of it as one value: episodes of equal ones earned the same, whatever float64 leaves of equal sums."""
+        steps = [(name, *(without_rounding(step.value) for step in part)) for name, part in sorted(self.step.items())]
+        private = [
+            (name, *((agent, without_rounding(value)) for agent, value in sorted(part.items())))
+            for name, part in sorted(self.private.items())
+        ]
+        return (without_rounding(self.total), *steps, *private)
+
+
+def without_rounding(value: float) -> float:
+    """A value without what float64 leaves of equal sums."""
+    return float(f"{value:.12g}")
 
 
 def trajectory_to_rewards(

@@ -137,8 +137,8 @@ class TrainOptions(_Options):
     """Episodes that the last version plays on training tasks after the last round, since no round has shown what it is
     worth; nothing is learned from them. None where rounds stopped early."""
     refill: float | None = Field(None, ge=0)
-    """Groups of samples that may be added to a round where others all earned the same, as a share of those planned;
-    for estimators that compare samples of one task. 0: none. None: 0.5 with such an estimator."""
+    """Groups of samples that may be added to a round where others all earned the same, as a share of those planned,
+    rounded up; for estimators that compare samples of one task. 0: none. None: 0.5 with such an estimator."""
     trees: TreeOptions | None = None
     """A table [train.trees] makes rounds trees: fewer whole runs, and forks of them. None: whole runs only."""
     league: LeagueOptions | None = None
@@ -303,6 +303,12 @@ class TrainOptions(_Options):
         return 0.5 if self.trees is None and self.trainer.advantage.estimator_class.needs_groups else 0.0
 
     @property
+    def refill_groups(self) -> int:
+        """The most groups that may be added to a round: one at least where anything may."""
+        planned = math.ceil(self.chains_per_round / self.samples_per_task)
+        return math.ceil(round(self.refill_share * planned, 6))  # 0.1 * 30 is a little more than 3 in binary
+
+    @property
     def chains_per_round(self) -> int:
         """Whole runs that a round is planned with: groups of samples, at least one."""
         if self.trees is None:
@@ -375,7 +381,7 @@ class BridgeConfig(_Options):
         share = self.train.trainer.replay.share
         if not share or not self.train.trainer.advantage.estimator_class.needs_groups:
             return
-        fresh = math.floor(self.train.chains_per_round * (1 + self.train.refill_share))
+        fresh = self.train.chains_per_round + self.train.refill_groups * self.train.samples_per_task
         older = math.floor(fresh * share / (1 - share) + 1e-9)
         sizes = [size for size in (self.train.samples_per_task, self.collect.samples_per_task) if size > 1]
         if sizes and older < min(sizes):

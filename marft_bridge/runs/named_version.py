@@ -24,11 +24,12 @@ class _Record(BaseModel):
 
 
 class VersionEvidence(_Record):
-    """What is known of one version's team reward. Unit of all but `episodes` and `above_newest`: the reward."""
+    """What is known of one version's team reward. Unit of all but counts and `above_newest`: the reward."""
 
     version: int = Field(ge=1)
     episodes: int = Field(ge=0)  # that it sampled
-    mean: float | None  # of those; None without any
+    without_result: int = Field(0, ge=0)  # of those: failed, cut short or without a reward, so that they count as worst
+    mean: float | None  # of those that it sampled; None without any
     estimate: float  # corrected for the tasks and smoothed over neighbouring versions
     low: float  # of its 95% interval
     high: float

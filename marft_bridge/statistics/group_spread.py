@@ -15,6 +15,7 @@ outcomes; _X per kind in a pattern.
 # ruff: noqa: N803, N806, N815 (shape suffixes)
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,17 +52,22 @@ class GroupSpread:
         return float((self.weight_G * bdtrc(count - 1, groups, self.chance_G)).sum())
 
 
-def outcomes_to_spread(outcomes: Mapping[str, Sequence[Hashable]], size: int, same_task: bool) -> GroupSpread:
-    """Outcomes by task to the chance that `size` fresh runs are not all alike.
+def outcomes_to_spread(
+    outcomes: Mapping[str, Sequence[Hashable]], size: int, same_task: bool, kept_share: float = 1.0
+) -> GroupSpread:
+    """Outcomes by task to the chance that those of `size` fresh runs that count are not all alike.
 
     Args:
         outcomes: one at least; equal ones are the same.
-        size: runs of a group, 2 or more.
+        size: runs that a group is planned with.
         same_task: whether a group's runs are of one of these tasks (each as likely), or each of a task of its own.
+        kept_share: the chance that a run counts at all. How many of a task's group do is binomial; runs of a task of
+            their own each are grouped once it is known which of them count, so that there are fewer groups.
     """
     table = _Table.of(outcomes)
     shares = [table.kind_shares(share) for share in _SHARES]
     likelihoods = [table.log_likelihood(share_V) for share_V in shares]
+    binomial = [math.comb(size, k) * kept_share**k * (1 - kept_share) ** (size - k) for k in range(size + 1)]
     heaviest = max(likelihood_R.max() for likelihood_R in likelihoods)
     chances, weights = [], []
     for share_V, likelihood_R in zip(shares, likelihoods, strict=True):
@@ -69,9 +75,13 @@ def outcomes_to_spread(outcomes: Mapping[str, Sequence[Hashable]], size: int, sa
         if weight_R.max() < _NEGLIGIBLE:
             continue
         if same_task:
-            chances.append(1 - table.chance_alike(share_V, size))
+            differ_R = np.zeros(weight_R.shape)
+            for count in range(2, size + 1):
+                if binomial[count] > 0:
+                    differ_R += binomial[count] * (1 - table.chance_alike(share_V, count))
+            chances.append(differ_R)
         else:
-            chances.append(np.full(weight_R.shape, 1 - (table.copies_V * share_V**size).sum()))
+            chances.append(np.full(weight_R.shape, kept_share * (1 - (table.copies_V * share_V**size).sum())))
         weights.append(weight_R)
     weight_G = np.concatenate(weights)
     return GroupSpread(np.clip(np.concatenate(chances), 0.0, 1.0), weight_G / weight_G.sum())

@@ -44,7 +44,7 @@ class ScoredEpisode:
 
     version: int
     task: str
-    reward: float
+    reward: float | None  # None: it failed, was cut short or has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,22 @@ class _Fits:
 def episodes_to_evidence(episodes: Sequence[ScoredEpisode], newest: int) -> tuple[VersionEvidence, ...]:
     """What the episodes, by versions 0 to `newest`, say of versions 1 to `newest`, in order.
 
-    A version without episodes inherits the estimate of the one before it, with a step more of uncertainty. Nothing
-    where no version after 0 has an episode, or there are too few to tell noise from effects.
+    A version without episodes inherits the estimate of the one before it, with a step more of uncertainty. An episode
+    without a reward counts as the worst that any earned, and as no more than 0: were it left out, a version that seldom
+    comes to an end would be judged by the runs that went well.
+
+    Nothing where no version after 0 has an episode, none has a reward, or there are too few to tell noise from effects.
     """
+    known_rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    if not known_rewards:
+        return ()
+    worst = min(0.0, *known_rewards)
     with_base = any(episode.version == 0 for episode in episodes)
     free_effects = 2 if with_base else 1  # versions 0 and 1, which begin anywhere
     if not any(episode.version > 0 for episode in episodes) or len(episodes) <= free_effects:
         return ()
-    reward_E = np.array([episode.reward for episode in episodes])
+    reward_E = np.array([worst if episode.reward is None else episode.reward for episode in episodes])
+    is_lost_E = np.array([episode.reward is None for episode in episodes])
     centre = float(reward_E.mean())
     first = 0 if with_base else 1
     version_E = np.array([episode.version - first for episode in episodes])
@@ -96,6 +104,7 @@ def episodes_to_evidence(episodes: Sequence[ScoredEpisode], newest: int) -> tupl
             VersionEvidence(
                 version=version,
                 episodes=rewards.size,
+                without_result=int(is_lost_E[version_E == version - first].sum()),
                 mean=float(rewards.mean()) if rewards.size else None,
                 estimate=estimate,
                 low=estimate - half_width,

@@ -1,6 +1,6 @@
 """What rounds before a round showed of tasks and calls -> the order in which the runs of the round are forked.
 
-Each draw takes a run, with chances in proportion to how undecided its task is (`task_draw.rewards_to_weights`), and one
+Each draw takes a run, with chances in proportion to how undecided its task is (`task_draw.runs_to_weights`), and one
 of the calls that runs make, in proportion to how often they make it and to how undecided it is: the variance of what
 siblings at it earned. Invariant: the order follows from the seed, the round, and rounds before it alone. Nothing of the
 round's own runs is looked at, neither what they earned nor how many calls they made, so that forks are blind

@@ -14,20 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from marft_bridge.config.bridge import TrainOptions
-from marft_bridge.rollouts.episode_plan import EpisodeRequest, plan_episodes, unfinished_requests
+from marft_bridge.recording.episode_context import CANCELLED
+from marft_bridge.rollouts.episode_plan import EpisodeRequest, Key, episode_to_key, plan_episodes, unfinished_requests
 from marft_bridge.tasks.reading import Task
-from marft_bridge.training.task_draw import TaskReward, groups_to_add
+from marft_bridge.training.run_results import store_to_results
+from marft_bridge.training.task_draw import LostRun, TaskReward, TaskRun, groups_to_add
 from trace_store.records import Trajectory
 from trace_store.store import TraceStore
-
-# The latest team reward of every episode of the first rounds of a run, in an order that does not depend on when it ran.
-_REWARDS = """
-SELECT e.task_id, e.round, arg_max(r.value, r.created_ns)
-FROM episodes e JOIN rewards r USING (episode_id)
-WHERE e.run_id = ? AND e.round <= ? AND e.outcome <> 'failed' AND r.scope = 'episode' AND r.name = ?
-  AND e.fork_action IS NULL
-GROUP BY e.task_id, e.round, e.sample, e.episode_id ORDER BY e.task_id, e.round, e.sample, 3
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +55,7 @@ def plan_round(tasks: Sequence[Task], options: TrainOptions, seed: int, **common
     samples = options.samples_per_task
     planned = options.chains_per_round
     group_count = math.ceil(planned / samples)
-    most_added = min(math.floor(options.refill_share * group_count), max(0, len(tasks) - group_count))
+    most_added = min(options.refill_groups, max(0, len(tasks) - group_count))
     requests = plan_episodes(tasks, planned + most_added * samples, samples, seed=seed, **common)
     return RoundPlan(tuple(requests[:planned]), addable=tuple(requests[planned:]))
 
@@ -108,21 +101,39 @@ def next_wave(
     return [r for r in open_requests if r.task["id"] in tasks]
 
 
-def rewards_of_rounds(store: TraceStore, run_id: str, last_round: int, reward: str) -> list[TaskReward]:
-    """What the episodes of a run's rounds up to one earned, without those that failed or have no such reward."""
-    rows = store.sql(_REWARDS, (run_id, last_round, reward))
-    return [TaskReward(task_id, number, value) for task_id, number, value in rows if math.isfinite(value)]
-
-
-def rewards_of_stored(trajectories: Sequence[Trajectory], reward: str) -> list[TaskReward]:
-    """The same of the episodes that are known before the first round."""
+def runs_of_rounds(store: TraceStore, run_id: str, last_round: int, reward: str) -> list[TaskRun]:
+    """What the requests of a run's rounds up to one came to."""
     return [
-        TaskReward(trajectory.episode.task_id, 0, value)
-        for trajectory in trajectories
-        if trajectory.episode.outcome != "failed"
-        and (value := trajectory.team_reward(reward)) is not None
-        and math.isfinite(value)
+        LostRun(result.task_id, result.round or 0)
+        if result.value is None
+        else TaskReward(result.task_id, result.round or 0, result.value)
+        for result in store_to_results(store, run_id, reward, last_round=last_round)
     ]
+
+
+def runs_of_stored(trajectories: Sequence[Trajectory], own_ids: Collection[str], reward: str) -> list[TaskRun]:
+    """The same of the episodes that are known before the first round.
+
+    Args:
+        own_ids: of those that this run collected. Others without a reward of this name say nothing of how often runs
+            come to one.
+    """
+    task_runs: list[TaskRun] = []
+    rewarded: set[Key] = set()  # requests of this run
+    lost: dict[Key, LostRun] = {}
+    for trajectory in trajectories:
+        episode = trajectory.episode
+        is_own = episode.episode_id in own_ids
+        value = None if episode.outcome == "failed" else trajectory.team_reward(reward)
+        if value is not None and math.isfinite(value):
+            task_runs.append(TaskReward(episode.task_id, 0, value))
+            if is_own:
+                rewarded.add(episode_to_key(episode))
+        elif is_own and not (episode.outcome == "truncated" and episode.reason == CANCELLED):
+            lost[episode_to_key(episode)] = LostRun(episode.task_id, 0)
+    if not rewarded:  # as where the reward has another name by now: nothing says how they went
+        return task_runs
+    return [*task_runs, *(run for key, run in lost.items() if key not in rewarded)]
 
 
 def wasted_share(played: int, teaching: int) -> float | None:

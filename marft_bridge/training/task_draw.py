@@ -1,8 +1,9 @@
 """What is known of each task -> the order in which a round takes tasks: by how much their samples may differ.
 
 A task that always earns the same teaches nothing, whether it is solved or hopeless: what an episode teaches goes with
-the variance of its task's rewards, p(1-p) where they are 0 or 1. Invariant: an order follows from the seed, the round
-and rewards of rounds before it alone, never from the order of rows or of tasks, so that a plan made again is the same.
+the variance of its task's rewards, p(1-p) where they are 0 or 1, and with the chance that it comes to a reward at all.
+Invariant: an order follows from the seed, the round and runs of rounds before it alone, never from the order of rows or
+of tasks, so that a plan made again is the same.
 """
 
 from __future__ import annotations
@@ -44,6 +45,18 @@ class TaskReward:
 
 
 @dataclass(frozen=True, slots=True)
+class LostRun:
+    """A run that came to no result: it failed, was cut short without a reward, or has none."""
+
+    task_id: str
+    round: int  # 0: before the first round
+
+
+TaskRun = TaskReward | LostRun
+"""What is known of one run of a task."""
+
+
+@dataclass(frozen=True, slots=True)
 class DrawRule:
     """What orders are drawn by.
 
@@ -77,32 +90,73 @@ class _Sums:
 _NO_EPISODES = _Sums(weight=0.0, squared_weight=0.0, value=0.0, square=0.0)
 
 
-def round_to_task_order(
-    rewards: Collection[TaskReward], task_ids: Collection[str], number: int, rule: DrawRule
-) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _Posterior:
+    """The mixture that a task's values are expected around, which counts as `total` episodes."""
+
+    mean: float
+    square: float
+    total: float
+
+    @property
+    def expected_variance(self) -> float:
+        """Of the task's values."""
+        return (self.square - self.mean**2) * self.total / (self.total + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Posteriors:
+    """What is known of every task's values: the pool of all tasks, how much it counts, and the sums of each."""
+
+    mean: float
+    square: float
+    strength: float
+    sums_by_task: Mapping[str, _Sums]
+
+    def of(self, task_id: str) -> _Posterior:
+        """The posterior of a task."""
+        task = self.sums_by_task.get(task_id, _NO_EPISODES)
+        total = self.strength + task.weight
+        return _Posterior(
+            (self.strength * self.mean + task.value) / total,
+            (self.strength * self.square + task.square) / total,
+            total,
+        )
+
+    @property
+    def unknown(self) -> _Posterior:
+        """That of a task of which nothing is known."""
+        return _Posterior(self.mean, self.square, self.strength)
+
+
+def round_to_task_order(runs: Collection[TaskRun], task_ids: Collection[str], number: int, rule: DrawRule) -> list[str]:
     """All tasks in the order in which a round takes them; those beyond `tasks_per_round` are for refilling it.
 
-    They are drawn without replacement, with chances in proportion to `rewards_to_weights`. Those of the round before
+    They are drawn without replacement, with chances in proportion to `runs_to_weights`. Those of the round before
     rest as `order_tasks` says: those that it played where it is known, else those that it planned.
 
     Args:
-        rewards: of any rounds and tasks; what the round must not know is ignored.
+        runs: of any rounds and tasks; what the round must not know is ignored.
         number: of the round, from 1.
     """
     last_known = rule.last_known_round(number)
-    resting = {reward.task_id for reward in rewards if reward.round == last_known and last_known > 0}
+    resting = {run.task_id for run in runs if run.round == last_known and last_known > 0}
     order: list[str] = []
     for planned_round in range(last_known + 1, number + 1):
-        weights = rewards_to_weights(rewards, task_ids, planned_round, last_known=rule.last_known_round(planned_round))
+        weights = runs_to_weights(runs, task_ids, planned_round, last_known=rule.last_known_round(planned_round))
         order = order_tasks(weights, f"{rule.seed}/{planned_round}", resting)
         resting = set(order[: rule.tasks_per_round])
     return order
 
 
-def rewards_to_weights(
-    rewards: Iterable[TaskReward], task_ids: Collection[str], number: int, last_known: int
+def runs_to_weights(
+    runs: Iterable[TaskRun], task_ids: Collection[str], number: int, last_known: int
 ) -> dict[str, float]:
-    """Task -> the expected variance of its rewards in round `number`, in squares of the range of all known ones.
+    """Task -> what one run of it in round `number` can be expected to teach.
+
+    The expected variance of its rewards, in squares of the range of all known ones, times the share of its runs that
+    are expected to come to a reward. The share has the prior that the rewards have, around the share over all tasks: a
+    task whose runs never ended weighs ever less, down to the floor.
 
     With G the rewards of all tasks pooled, a task's rewards have the prior of a Dirichlet process of strength k around
     G. Its posterior after n episodes is that process around the mixture (k G + episodes) / (k + n), and the expected
@@ -112,36 +166,39 @@ def rewards_to_weights(
     episodes has the mean variance of the others.
 
     Args:
-        last_known: episodes of later rounds are ignored.
+        last_known: runs of later rounds are ignored.
 
     Returns:
-        At least FLOOR of the weight of a task without episodes; 1 for all while no two rewards differ.
+        At least FLOOR of the weight of a task without runs. While no two rewards differ, the shares alone.
     """
-    values_by_task: dict[str, list[tuple[float, float]]] = {task_id: [] for task_id in task_ids}
-    known_rewards = [
-        reward
-        for reward in rewards
-        if reward.task_id in values_by_task and number - OLDEST <= reward.round <= last_known
-    ]
-    low = min((reward.value for reward in known_rewards), default=0.0)
-    spread = max((reward.value for reward in known_rewards), default=0.0) - low
+    ids = set(task_ids)
+    known_runs = [run for run in runs if run.task_id in ids and number - OLDEST <= run.round <= last_known]
+    weights, unknown_weight = _variances(known_runs, ids, number)
+    shares, unknown_share = _ending_shares(known_runs, ids, number)
+    floor = FLOOR * unknown_weight * unknown_share
+    return {task_id: max(weights[task_id] * shares[task_id], floor) for task_id in task_ids}
+
+
+def _variances(runs: Iterable[TaskRun], task_ids: Collection[str], number: int) -> tuple[dict[str, float], float]:
+    """Task -> the expected variance of its rewards, and that of a task without any; 1 while no two rewards differ."""
+    rewards = [run for run in runs if isinstance(run, TaskReward)]
+    low = min((reward.value for reward in rewards), default=0.0)
+    spread = max((reward.value for reward in rewards), default=0.0) - low
     if spread == 0:
-        return dict.fromkeys(values_by_task, 1.0)
-    for reward in known_rewards:
-        scaled = (reward.value - low) / spread
-        values_by_task[reward.task_id].append((MEMORY ** (number - reward.round), scaled))
-    sums = {task_id: _to_sums(values) for task_id, values in values_by_task.items() if values}
-    mean, square = _pool(sums.values())
-    strength = _prior_strength(sums.values(), square - mean**2)
-    weights = {}
-    for task_id in values_by_task:
-        task = sums.get(task_id, _NO_EPISODES)
-        total = strength + task.weight
-        mixture_mean = (strength * mean + task.value) / total
-        mixture_square = (strength * square + task.square) / total
-        weights[task_id] = (mixture_square - mixture_mean**2) * total / (total + 1)
-    floor = FLOOR * (square - mean**2) * strength / (strength + 1)
-    return {task_id: max(weight, floor) for task_id, weight in weights.items()}
+        return dict.fromkeys(task_ids, 1.0), 1.0
+    posteriors = _to_posteriors([(reward, (reward.value - low) / spread) for reward in rewards], number)
+    return {
+        task_id: posteriors.of(task_id).expected_variance for task_id in task_ids
+    }, posteriors.unknown.expected_variance
+
+
+def _ending_shares(runs: Iterable[TaskRun], task_ids: Collection[str], number: int) -> tuple[dict[str, float], float]:
+    """Task -> the share of its runs that are expected to come to a reward, and that of a task without any run."""
+    values = [(run, float(isinstance(run, TaskReward))) for run in runs]
+    if len({value for _, value in values}) < 2:  # all tasks are alike
+        return dict.fromkeys(task_ids, 1.0), 1.0
+    posteriors = _to_posteriors(values, number)
+    return {task_id: posteriors.of(task_id).mean for task_id in task_ids}, posteriors.unknown.mean
 
 
 def order_tasks(weights: Mapping[str, float], key: str, resting: Collection[str] = ()) -> list[str]:
@@ -185,6 +242,16 @@ def groups_to_add(planned: int, played: int, informative: int, left: int) -> int
     if missing <= 0:
         return 0
     return min(math.ceil(missing * played / informative), left) if informative else left
+
+
+def _to_posteriors(values: Iterable[tuple[TaskRun, float]], number: int) -> _Posteriors:
+    """Runs with a value of each, two of which differ, to what round `number` knows of the tasks."""
+    values_by_task = defaultdict[str, list[tuple[float, float]]](list)
+    for run, value in values:
+        values_by_task[run.task_id].append((MEMORY ** (number - run.round), value))
+    sums = {task_id: _to_sums(weighted) for task_id, weighted in values_by_task.items()}
+    mean, square = _pool(sums.values())
+    return _Posteriors(mean, square, strength=_prior_strength(sums.values(), square - mean**2), sums_by_task=sums)
 
 
 def _to_sums(values: Sequence[tuple[float, float]]) -> _Sums:

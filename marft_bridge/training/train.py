@@ -330,7 +330,7 @@ class _Training:
         self.config, self.folder, self.session, self.rollouts = config, folder, session, rollouts
         self.heldout, self.collected, self.signal, self.loggers = heldout, stored.collected, signal, loggers
         self.tasks, self.measured = stored.tasks, stored.measured
-        self.known_rounds = KnownRounds(config, stored.tasks, stored.collected)
+        self.known_rounds = KnownRounds(config, stored.tasks, stored.collected, own_ids=stored.own_ids)
         self.models, self.registry = session.models, session.models.versions.registry
         self.reporter = session.reporter
         self.nodes = config.graph.nodes
@@ -454,7 +454,8 @@ class _Training:
             lessons = self._lessons(store, number, episodes) if number <= self.options.asking_rounds else None
             learned, progress = self._join_settled(store, number, episodes)
         # what the teacher said, or scored, is learned from, whatever was earned
-        wasted = None if is_taught else wasted_share(len(played), len(self.trainer.teaching_episodes(episodes)))
+        teaching = None if is_taught else self.trainer.teaching_episodes(episodes, replayed)
+        wasted = None if teaching is None else wasted_share(len(played), len(teaching))
         staleness = check_staleness(
             episodes, self.nodes, version, limit=self.options.max_staleness, title=f"round {number}"
         )

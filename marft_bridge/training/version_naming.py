@@ -1,12 +1,12 @@
 """A training run's stored rewards -> `best.json`, the part `best` of a metrics line, and what is said of them.
 
 Invariants: what a version is worth is read off episodes that it sampled itself, by the adapters that each episode
-recorded; whether rounds have stopped stands in metrics.jsonl, so a resumed run decides as the one before it.
+recorded, with those that came to no result; whether rounds have stopped stands in metrics.jsonl, so a resumed run
+decides as the one before it.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,26 +19,22 @@ from marft_bridge.training.best_version import (
     evidence_to_best,
     evidence_to_stop,
 )
+from marft_bridge.training.run_results import store_to_results
 from trace_store.store import TraceStore
-
-# Rewards of what was collected, of this run's rounds, and of the evaluation; by what the episode's adapters were. Ids
-# of episodes are random: in their order the sums would differ in their last bits from one run to the next.
-_REWARDS = """
-SELECT e.run_id, e.adapters::VARCHAR, e.task_id, r.value FROM episodes e JOIN episode_reward r USING (episode_id)
-WHERE (e.run_id = $1 AND e.split = 'train' OR e.run_id = $2 AND e.round <= $3 OR e.run_id = $4)
-  AND r.name = $5 AND isfinite(r.value) AND e.fork_action IS NULL
-ORDER BY e.run_id, e.round, e.task_id, e.sample, e.started_ns
-"""
 
 
 def store_to_named(store: TraceStore, nodes: Sequence[str], rounds: int, reward: str) -> NamedVersion:
     """The version to name after so many rounds, of versions 1 to `rounds` + 1; the newest where nothing is known."""
     newest = rounds + 1
     episodes = []
-    for run_id, adapters, task, value in store.sql(_REWARDS, (COLLECT, TRAIN, rounds, EVALUATE, reward)):
-        version = 0 if run_id == COLLECT else _team_version(json.loads(adapters), nodes)
-        if version is not None and version <= newest:
-            episodes.append(ScoredEpisode(version, task, value))
+    for run_id, last_round in ((COLLECT, None), (EVALUATE, None), (TRAIN, rounds)):
+        results = store_to_results(store, run_id, reward, last_round=last_round)
+        if all(result.value is None for result in results):  # it has no such reward, so nothing says how it went
+            continue
+        for result in results:
+            version = 0 if run_id == COLLECT else _team_version(result.adapters, nodes)
+            if version is not None and version <= newest:
+                episodes.append(ScoredEpisode(version, result.task_id, result.value))
     evidence = episodes_to_evidence(episodes, newest)
     version = evidence_to_best(evidence).version if evidence else newest
     return NamedVersion(version=version, newest=newest, reward=reward, evidence=evidence)
@@ -95,11 +91,22 @@ def named_to_text(named: NamedVersion) -> str:
         return f"{title}; no round tells them apart"
     newest = named.evidence[-1]
     if row.version == newest.version:
-        return f"{title}: {named.reward} {_estimate(row)}, and no earlier one is credibly better"
-    return (
-        f"{title}: {named.reward} {_estimate(row)}, better than the newest with {row.above_newest:.0%}, "
-        f"whose {named.reward} is {_estimate(newest)}"
-    )
+        reason = f"{named.reward} {_estimate(row)}, and no earlier one is credibly better"
+    else:
+        reason = (
+            f"{named.reward} {_estimate(row)}, better than the newest with {row.above_newest:.0%}, "
+            f"whose {named.reward} is {_estimate(newest)}"
+        )
+    return f"{title}: {reason}{_without_result(named.evidence, row)}"
+
+
+def _without_result(evidence: Sequence[VersionEvidence], named_row: VersionEvidence) -> str:
+    """What of the evidence are runs that failed, were cut short or have no reward; empty where none are."""
+    lost, played = sum(row.without_result for row in evidence), sum(row.episodes for row in evidence)
+    if not lost:
+        return ""
+    own_share = f" ({named_row.without_result / named_row.episodes:.0%} of its own)" if named_row.episodes else ""
+    return f"; {lost / played:.0%} of the rounds' runs{own_share} came to no result, and count as the worst reward"
 
 
 def _estimate(row: VersionEvidence) -> str:

@@ -26,7 +26,8 @@ from marft_bridge.rollouts.episode_plan import (
     unfinished_requests,
 )
 from marft_bridge.runs.learning_curve import runs_to_points
-from marft_bridge.training.round_plan import rewards_of_rounds
+from marft_bridge.training.round_plan import runs_of_rounds
+from marft_bridge.training.task_draw import TaskReward
 from marft_bridge.training.version_naming import store_to_named
 from trace_store.records import Reward
 from trace_store.store import TraceStore
@@ -106,10 +107,10 @@ def test_sums_over_rewards_do_not_depend_on_random_ids(tmp_path: Path, names: st
     with TraceStore.open(tmp_path / "s.duckdb") as store:
         (point,) = runs_to_points(store, ["train"], "reward")
         named = store_to_named(store, ["a"], 1, reward="reward")
-        drawn_from = rewards_of_rounds(store, "train", 1, reward="reward")
+        drawn_from = runs_of_rounds(store, "train", 1, reward="reward")
     assert point.reward_mean == sum(values) / 6
     assert named.evidence[0].mean == sum(values) / 6
-    assert [reward.value for reward in drawn_from] == list(values)
+    assert drawn_from == [TaskReward(f"t{at // 2}", 1, value) for at, value in enumerate(values)]
 
 
 def test_a_fork_is_never_taken_for_the_sample_of_its_task_or_for_a_fork_elsewhere(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_a_fork_is_never_taken_for_the_sample_of_its_task_or_for_a_fork_elsewher
         requests = [chain_request, here, elsewhere, of_another]
         assert unfinished_requests(store, requests) == [chain_request, elsewhere, of_another]
         assert replaced_attempts(store, "train") == {trace_id("f1")}
-        assert rewards_of_rounds(store, "train", 1, "reward") == []
+        assert runs_of_rounds(store, "train", 1, "reward") == []
 
 
 def test_an_attempt_at_a_chain_is_not_replaced_by_a_fork_of_the_same_sample(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ class Trainer:
         return {"critic": {"explained_variance": None}}
     def replay(self, episodes):
         return {"mode": "filtered", "used": 0, "agents": {}}
-    def teaching_episodes(self, episodes):
+    def teaching_episodes(self, episodes, replayed=()):
         return {trajectory.episode.episode_id for trajectory in episodes}
     def update(self, episodes, older, credited, *, newest):
         print("updating", flush=True)

@@ -2,6 +2,7 @@
 
 - Where all of n runs were alike, the pooled share of others is Beta(1/2, n + 1/2), worked by hand.
 - With two outcomes it is the Beta-binomial model, integrated here by other means.
+- Where runs are lost, the size of a task's group is binomial.
 - The expected number of groups is that of a simulation over random rates of success, within its error.
 """
 
@@ -58,6 +59,18 @@ def test_with_two_outcomes_it_is_the_beta_binomial_model(size: int) -> None:
     ]
     by_hand = float((likelihood * (1 - np.mean(alike, axis=0))).sum() / likelihood.sum())
     assert outcomes_to_spread(outcomes, size, same_task=True).expected(1) == pytest.approx(by_hand, rel=0.02)
+
+
+def test_where_some_runs_do_not_count_a_group_s_size_is_binomial() -> None:
+    outcomes = {f"t{n}": [float(n % 3 == 0), float(n % 2), 1.0] for n in range(20)}
+    of_size = {size: outcomes_to_spread(outcomes, size, same_task=True).expected(1) for size in (2, 3)}
+    # of three runs that count with 1/4 each, three do in 1/64 of cases, two in 9/64
+    by_hand = (of_size[3] + 9 * of_size[2]) / 64
+    assert outcomes_to_spread(outcomes, 3, same_task=True, kept_share=0.25).expected(1) == pytest.approx(by_hand)
+    assert outcomes_to_spread(outcomes, 1, same_task=True).expected(16) == 0.0
+    # of runs of a task each there are a quarter as many pairs
+    pairs = [outcomes_to_spread(outcomes, 2, same_task=False, kept_share=share).expected(8) for share in (1.0, 0.25)]
+    assert pairs[1] == pytest.approx(pairs[0] / 4)
 
 
 def test_tasks_that_always_end_alike_have_no_spread_and_tasks_that_do_not_have() -> None:

@@ -38,6 +38,7 @@ class TrainingRun:
         """The version with the highest mean of its own round."""
         rewards: dict[int, list[float]] = {}
         for episode in self.episodes:
+            assert episode.reward is not None
             rewards.setdefault(episode.version, []).append(episode.reward)
         return max(range(1, self.newest), key=lambda version: float(np.mean(rewards[version])))
 

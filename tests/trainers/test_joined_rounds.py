@@ -2,6 +2,7 @@
 
 - Of older episodes those of one group join together or not at all, also where fresh runs failed.
 - Which episodes a round is of stays, though an agent's older calls are then refused and returns become others.
+- Without groups a round whose runs all earned alike is wasted as a whole, unless older runs in it earned otherwise.
 - A run that teaches by what its calls earned themselves is not counted as wasted, though all samples earned alike.
 - How far successes of before have been left behind is not how far a round moves its policy.
 """
@@ -128,6 +129,22 @@ def test_a_call_that_earned_something_itself_teaches_though_all_samples_earned_a
     assert trainer.update(runs)["agents"]["reasoner"]["steps"] == 1
     plain = trainer_of(model_dir, estimator="grpo")
     assert plain.teaching_episodes(played(plain, "alike", [1.0] * 4, ["t"] * 4)) == set()
+
+
+def test_without_groups_a_round_whose_runs_all_earned_alike_teaches_nothing(model_dir: Path) -> None:
+    trainer = trainer_of(model_dir)  # gae
+    alike = played(trainer, "alike", [1.0] * 4, ["t", "u", "v", "w"])
+    assert trainer.teaching_episodes(alike) == set()
+    assert trainer.teaching_episodes([*alike[1:], *played(trainer, "less", [0.5], ["t"])]) == {
+        *("alike1", "alike2", "alike3", "less0")
+    }
+    older = played(trainer, "older", [0.0, 1.0], ["t", "u"])
+    assert len(trainer.teaching_episodes(alike, older)) == 4  # which are compared with the fresh ones
+    assert trainer.teaching_episodes(alike, older[1:]) == set()
+    successes = trainer_of(model_dir, replay={"successes": 0.3})
+    assert successes.teaching_episodes(alike, older) == set()  # which are compared with nobody
+    running_mean = trainer_of(model_dir, estimator="rae", normalize="none")
+    assert len(running_mean.teaching_episodes(alike)) == 4  # above the mean of before
 
 
 @pytest.mark.parametrize(("own", "teaches"), [(-0.5, False), (0.5, True)])

@@ -1,6 +1,7 @@
 """Owns: what a training run's rewards say of its versions, which one is named, and when rounds stop.
 
 - The estimate is the one worked by hand, and that of the mixed model written out as one normal distribution.
+- Runs that came to no result count as the worst reward, so that no version wins by those that survived.
 - Harder tasks make no version worse; equal rewards, however scaled, ordered or shifted, name equal versions.
 - On invented runs the named version is nearer to the best than the newest and than the luckiest; few that rise stop.
 """
@@ -59,7 +60,7 @@ def test_a_task_s_effect_is_shrunk_by_hand(monkeypatch: pytest.MonkeyPatch) -> N
 
 def written_out(episodes: list[ScoredEpisode], newest: int) -> tuple[list[float], list[float]]:
     """Estimates and deviations by generalised least squares on the covariance matrix of all rewards."""
-    rewards = np.array([e.reward for e in episodes])
+    rewards = np.array([e.reward for e in episodes], float)
     tasks = sorted({e.task for e in episodes})
     by_task = np.array([[e.task == task for task in tasks] for e in episodes], float)
     fixed = np.array([[e.version == 0, e.version > 0] for e in episodes], float)
@@ -126,11 +127,36 @@ def test_harder_tasks_make_no_version_worse() -> None:
 def test_order_scale_and_origin_of_rewards_change_no_choice() -> None:
     run = invent_run("rises and falls", rounds=8, episodes_per_round=32, seed=3)
     rows = episodes_to_evidence(run.episodes, run.newest)
-    changed = [ScoredEpisode(e.version, e.task, 100 * e.reward - 7) for e in reversed(run.episodes)]
+    changed = [ScoredEpisode(e.version, e.task, 100 * (e.reward or 0.0) - 7) for e in reversed(run.episodes)]
     scaled = episodes_to_evidence(changed, run.newest)
     assert [row.above_newest for row in scaled] == pytest.approx([row.above_newest for row in rows])
     assert [row.estimate for row in scaled] == pytest.approx([100 * row.estimate - 7 for row in rows])
     assert evidence_to_best(scaled).version == evidence_to_best(rows).version
+
+
+def played(version: int, right: int, wrong: int, lost: int = 0) -> list[ScoredEpisode]:
+    rewards = [1.0] * right + [0.0] * wrong + [None] * lost
+    return [ScoredEpisode(version, f"{version}-{n}", reward) for n, reward in enumerate(rewards)]
+
+
+def test_a_version_whose_runs_seldom_end_is_not_named_for_those_that_do() -> None:
+    """Version 2 got 14 of 14 right and lost 50 more runs, version 4 got 46 of 64 right."""
+    others = [*played(0, 30, 162), *played(1, 20, 44), *played(3, 44, 20), *played(4, 46, 18)]
+    rows = episodes_to_evidence([*others, *played(2, 14, 0, lost=50)], newest=5)
+    assert evidence_to_best(rows).version > 2
+    assert [(row.episodes, row.without_result, row.mean) for row in rows[1:3]] == [(64, 50, 14 / 64), (64, 0, 44 / 64)]
+    as_failures = episodes_to_evidence([*others, *played(2, 14, 50)], newest=5)
+    assert [row.estimate for row in rows] == [row.estimate for row in as_failures]
+    assert evidence_to_best(episodes_to_evidence([*others, *played(2, 14, 0)], newest=5)).version == 2
+
+
+@pytest.mark.parametrize(("rewards", "worst"), [([0.5, 1.0], 0.0), ([-2.0, 1.0], -2.0), ([-3.0, -1.0], -3.0)])
+def test_a_run_without_a_result_counts_as_the_worst_that_was_earned_and_as_no_more_than_nothing(
+    rewards: list[float], worst: float
+) -> None:
+    scored = [ScoredEpisode(1, f"t{n}", reward) for n, reward in enumerate(rewards)]
+    (row,) = episodes_to_evidence([*scored, ScoredEpisode(1, "t9", None)], newest=1)
+    assert row.mean == pytest.approx((sum(rewards) + worst) / 3)
 
 
 def row(version: int, estimate: float, above_newest: float) -> VersionEvidence:
@@ -162,6 +188,7 @@ def test_where_nothing_is_known_nothing_is_claimed() -> None:
     assert episodes_to_evidence([], newest=3) == ()
     assert episodes_to_evidence([ScoredEpisode(0, "a", 1.0)] * 9, newest=1) == ()
     assert episodes_to_evidence([ScoredEpisode(1, "a", 1.0)], newest=2) == ()
+    assert episodes_to_evidence([ScoredEpisode(1, f"t{n}", None) for n in range(9)], newest=2) == ()
     assert not evidence_to_stop(())
 
 

@@ -2,7 +2,8 @@
 
 - Collected rewards that are all alike, or so rare that two rounds would hardly meet one, are refused before a server
   starts, in one line with what to do and the flag; with the flag, and where runs differ, training begins.
-- What reaches the loss counts: the team reward and its shaping.
+- What reaches the loss counts: the team reward and its shaping. Runs that a round would leave out are in no group; a
+  training without a call that it would learn from is refused.
 - Two rounds in a row whose rewards moved nothing end the run; one does not, nor does a run that has learned all.
 """
 
@@ -36,7 +37,7 @@ from marft_bridge.training.forecast import (
     trajectories_to_forecast,
 )
 from marft_bridge.training.signal_check import SignalCheck, check_forecast
-from trace_store.records import RETOKENISED, Reward, Trajectory
+from trace_store.records import RETOKENISED, Outcome, Reward, Trajectory
 from trainers.config import TrainerOptions
 
 GROUPS = {"samples_per_task": 4, "trainer": {"advantage": {"estimator": "grpo"}}}
@@ -51,9 +52,11 @@ def runs(rewards: Sequence[float], per_task: int = 1, **call: Any) -> list[Traje
     return made
 
 
-def forecast_of(trajectories: Sequence[Trajectory], own: bool = True, **options: Any) -> Forecast:
+def forecast_of(
+    trajectories: Sequence[Trajectory], own: bool = True, nodes: Sequence[str] = ("actor",), **options: Any
+) -> Forecast:
     own_ids = {t.episode.episode_id for t in trajectories} if own else set()
-    return trajectories_to_forecast(trajectories, own_ids, ["actor"], options=TrainOptions.model_validate(options))
+    return trajectories_to_forecast(trajectories, own_ids, nodes, options=TrainOptions.model_validate(options))
 
 
 # -- what is refused ------------------------------------------------------------------------------------------
@@ -102,6 +105,111 @@ def test_tasks_that_always_end_alike_are_refused_where_groups_are_compared_and_o
     settled = runs([float(n // 4 % 2) for n in range(160)], per_task=4)
     assert forecast_to_refusal(forecast_of(settled, **GROUPS)) is not None
     assert forecast_to_refusal(forecast_of(settled)) is None  # a critic sees runs that differ
+
+
+def lost(trajectory: Trajectory, outcome: Outcome = "failed", reason: str | None = "bad JSON") -> Trajectory:
+    return replace(trajectory, episode=replace(trajectory.episode, outcome=outcome, reason=reason), rewards=())
+
+
+def test_groups_are_as_small_as_the_runs_that_come_to_a_reward_leave_them() -> None:
+    """Of 50 tasks of four runs, two right, all runs of 6 tasks end: s = 0.12. A group of four has both a right and a
+    wrong run that ended in 1 - 2 (1 - s/2)^4 + (1 - s)^4 = 0.038 of cases, where rates are 1/2."""
+    all_runs = runs([1.0, 0.0, 0.0, 1.0] * 50, per_task=4)
+    seldom = [t if n < 24 else lost(t) for n, t in enumerate(all_runs)]
+    forecast = forecast_of(seldom, **GROUPS)
+    assert (forecast.stored, forecast.episodes, forecast.counted) == (200, 24, 24)
+    assert forecast.informative == pytest.approx(16 * 0.038, rel=0.25)
+    refusal = forecast_to_refusal(forecast)
+    assert refusal is not None
+    why = "176 of 200 episodes failed, were cut short or have no reward, most often: bad JSON"
+    assert f"mend what they failed with, since {why}" in refusal
+    assert f"{why}, so that a round learns from about 12% of its runs: mend what" in forecast_to_lines(forecast)[0]
+    pairs = forecast_of([replace(t, episode=replace(t.episode, task_id=t.episode.episode_id)) for t in seldom])
+    assert pairs.informative == pytest.approx(32 * 0.12 / 2, rel=0.1)  # of 7.7 runs that end, half of the pairs differ
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "advised"),
+    [
+        ("failed", "bad JSON", "mend what they failed with, since 30 of 40 episodes"),
+        ("truncated", "recursion limit reached", "raise the limit that cut them (collect.timeout_s"),
+        ("terminated", None, "have the reward judge every run, since 30 of 40 episodes"),
+    ],
+)
+def test_what_is_to_be_done_of_lost_runs_goes_by_how_they_ended(
+    outcome: Outcome, reason: str | None, advised: str
+) -> None:
+    trajectories = [lost(t, outcome, reason) if n % 4 else t for n, t in enumerate(runs([0.0] * 40))]
+    assert advised in forecast_to_advice(forecast_of(trajectories))
+
+
+@pytest.mark.parametrize("options", [{}, GROUPS])
+def test_runs_of_which_none_came_to_a_reward_are_refused(options: dict[str, Any]) -> None:
+    refusal = forecast_to_refusal(forecast_of([lost(t) for t in runs([1.0] * 40)], **options))
+    assert refusal is not None
+    assert "none of the 40 collected episodes came to a reward" in refusal
+    assert "mend what they failed with" in refusal
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        ({"trainable": False, "untrainable_reason": "redacted"}, "(actor: redacted); docs/troubleshooting.md says"),
+        ({"logprobs": None}, "(actor: no log-probs); docs/troubleshooting.md says"),
+        ({"temperature": 0.0}, "(actor: sampled greedily or at an unknown temperature); have the app sample at a"),
+        ({"top_p": 0.9}, "are not comparable); have the app leave out top_p and top_k"),
+        ({"node": "ghost"}, "(actor: it never acts); look whether graph.nodes has the nodes that act"),
+    ],
+)
+def test_calls_that_the_trainer_would_leave_out_are_refused_however_well_runs_differ(
+    call: dict[str, Any], why: str
+) -> None:
+    unusable = [
+        replace(t, actions=tuple(replace(action, **call) for action in t.actions)) for t in runs([1.0, 0.0] * 50)
+    ]
+    forecast = forecast_of(unusable)
+    assert (forecast.counted, forecast.informative, forecast.nodes["actor"].usable) == (0, 0.0, 0)
+    refusal = forecast_to_refusal(forecast)
+    assert refusal is not None
+    assert refusal.startswith(
+        "train: the rounds would teach nothing: no call of the 100 collected episodes can be learned"
+    )
+    assert why in refusal
+    assert refusal.endswith("or train all the same with --without-signal")
+    assert forecast_to_refusal(replace(forecast, rounds=0)) is None  # no round learns from rewards
+    # half of the runs have a call to learn from, and are in groups
+    half = forecast_of([*unusable[:50], *runs([1.0, 0.0] * 50)[50:]])
+    assert half.counted == 50
+    assert half.informative == pytest.approx(32 / 2 / 2, rel=0.05)
+    assert forecast_to_refusal(half) is None
+
+
+def test_a_frozen_agent_s_calls_are_none_to_learn_from() -> None:
+    frozen = {"agents": {"actor": {"frozen": True}}}
+    both = [replace(t, actions=(*t.actions, replace(t.actions[0], node="critic"))) for t in runs([1.0, 0.0] * 50)]
+    ids = {t.episode.episode_id for t in both}
+    options = TrainOptions.model_validate({"trainer": frozen})
+    assert forecast_to_refusal(trajectories_to_forecast(both, ids, ["actor", "critic"], options=options)) is None
+    refusal = forecast_to_refusal(
+        trajectories_to_forecast(runs([1.0, 0.0] * 50), ids, ["actor", "critic"], options=options)
+    )
+    assert refusal is not None
+    assert "(critic: it never acts)" in refusal
+
+
+def test_an_estimator_that_compares_within_a_task_is_judged_by_its_groups_though_it_needs_no_samples() -> None:
+    """The calls of each run are paid alike, those of every other task otherwise: `mars2` compares neither."""
+    paid = with_rewards(games(64, ("actor", "actor")), *[[float(n // 4 % 2)] * 2 for n in range(64)])
+    trainer = {"advantage": {"estimator": "mars2"}, "offline": {"mode": "off"}, "shaping": PAID_BY_CALL}
+    single = forecast_of(paid, trainer=trainer)
+    assert (single.by_task, single.group_size, single.groups, single.informative) == (True, 1, 64, 0.0)
+    refusal = forecast_to_refusal(single)
+    assert refusal is not None
+    assert "no run of a round is compared with another one of its task; " in refusal
+    assert "take more samples of a task (train.samples_per_task)" in refusal
+    differing = with_rewards(games(64, ("actor", "actor")), *[[float(n % 2)] * 2 for n in range(64)])
+    assert forecast_to_refusal(forecast_of(differing, samples_per_task=4, trainer=trainer)) is None
+    assert forecast_to_refusal(forecast_of(paid, samples_per_task=4, trainer=trainer)) is not None
 
 
 def test_what_was_learned_before_the_rounds_from_others_is_reason_enough_to_begin() -> None:
@@ -174,13 +282,14 @@ def test_what_one_side_wins_and_the_other_loses_is_a_signal_and_no_sparse_reward
         "shaping": [{"reward": "paid", "level": "agent", "weight": 0.5}],
         "advantage": {"estimator": "at_grpo"},
     }
-    forecast = forecast_of(with_rewards(games(32), *won), samples_per_task=4, trainer=trainer)
+    options: dict[str, Any] = {"nodes": ("cross", "nought"), "samples_per_task": 4, "trainer": trainer}
+    forecast = forecast_of(with_rewards(games(32), *won), **options)
     assert forecast.better == 32  # whoever lost, the other one did not: only cross at -1 and nought at -1 are the worst
     assert forecast_to_refusal(forecast) is None
     (line, *_) = forecast_to_lines(forecast)
     assert "in 32 of 32 collected episodes a side earned more than its worst (the game was measured at 0.5 to" in line
     assert "partial credit" not in forecast_to_advice(forecast)
-    never = forecast_of(with_rewards(games(32), *won[:1] * 32), samples_per_task=4, trainer=trainer)
+    never = forecast_of(with_rewards(games(32), *won[:1] * 32), **options)
     assert never.better == 0
     assert forecast_to_refusal(never) is not None
 
@@ -245,6 +354,10 @@ def test_a_running_mean_that_nothing_normalises_learns_from_runs_that_all_earned
         (runs([0.0] * 40), {}, {"partial credit", "stronger model", "easier"}),
         (runs([0.0] * 40, finish_reason="length"), {}, {"partial credit", "longer", "stronger model", "easier"}),
         (runs([1.0] * 40), {}, {"tell runs apart"}),
+        (runs([1.0] * 190 + [0.0] * 2), {}, {"tell runs apart"}),  # nearly all is learned
+        (runs([1.0] * 190 + [0.0] * 2, per_task=4), GROUPS, {"tell runs apart"}),
+        (runs([0.5] * 191 + [-100.0]), {}, {"tell runs apart"}),  # one crash makes no others good
+        (runs([0.0] * 188 + [1.0] * 3 + [-100.0]), {}, {"partial credit", "train.episodes_per_round", "easier"}),
         (runs([1.0] + [0.0] * 199), {}, {"partial credit", "train.episodes_per_round", "stronger model", "easier"}),
         (runs([1.0] * 4 + [0.0] * 12, per_task=4), GROUPS, {"train.samples_per_task", "stronger model", "easier"}),
         (runs([1.0] * 80 + [0.0] * 80, per_task=4), GROUPS, {"train.samples_per_task"}),
@@ -269,12 +382,15 @@ def test_a_node_has_a_line_where_there_is_something_to_say_of_it() -> None:
     assert lines == [
         [],
         ["forecast, actor: 50% of its calls were cut at the limit of tokens (sampling.max_tokens)"],
-        ["forecast, actor: 100% of its calls teach nothing, most often: no token ids"],
+        ["forecast, actor: rounds learn nothing from 100% of its calls: no token ids"],
     ]
-    rare = [replace(t, actions=()) for t in mixed[1:]] + mixed[:1]
-    (_, line) = forecast_to_lines(forecast_of(rare))
-    assert line.startswith("forecast, actor: it acts in 2% of the episodes, so that about 0.4 of these pairs")
     options = TrainOptions()
+    by_others = [replace(t, actions=(replace(t.actions[0], node="critic"),)) for t in mixed[1:]]
+    ids = {t.episode.episode_id for t in mixed}
+    (_, line) = forecast_to_lines(
+        trajectories_to_forecast([*by_others, mixed[0]], ids, ["actor", "critic"], options=options)
+    )
+    assert line.startswith("forecast, actor: it acts in 2% of the episodes, so that about 0.4 of these pairs")
     (_, line) = forecast_to_lines(trajectories_to_forecast(mixed, {"e0", "e1"}, ["critic"], options=options))
     assert line == "forecast, critic: no call of it is stored, so nothing is known of what it can learn"
 

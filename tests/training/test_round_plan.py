@@ -9,18 +9,27 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.duo_rig import COMMON, TASKS, Rig
 from support.school_rig import School, school_in
+from support.tiny_policy import make_action, make_trajectory
 
 from marft_bridge.config.bridge import BridgeConfig, TrainOptions
 from marft_bridge.rollouts.episode_plan import EpisodeRequest
-from marft_bridge.training.round_plan import RoundPlan, next_wave, plan_round, rewards_of_rounds, wasted_share
-from marft_bridge.training.task_draw import TaskReward
-from trace_store.records import Reward, Trajectory
+from marft_bridge.training.round_plan import (
+    RoundPlan,
+    next_wave,
+    plan_round,
+    runs_of_rounds,
+    runs_of_stored,
+    wasted_share,
+)
+from marft_bridge.training.task_draw import LostRun, TaskReward
+from trace_store.records import Outcome, Reward, Trajectory
 
 GRPO = {"advantage": {"estimator": "grpo"}, "offline": {"mode": "off"}}
 OF_ROUND = COMMON | {"round": 1}
@@ -48,7 +57,8 @@ def test_a_plan_has_the_groups_of_the_round_and_those_that_may_be_added_each_req
     ("tasks", "changes", "added"),
     [
         (8, {"refill": 0.25}, 1),
-        (8, {"refill": 0.9}, 3),  # 3.6 groups
+        (8, {"refill": 0.6}, 3),  # 2.4 groups
+        (8, {"refill": 0.05}, 1),  # 0.2 groups: what may be refilled at all has a group for it
         (8, {"refill": 9.0}, 4),  # there are no further tasks
         (8, {"refill": 0.0}, 0),
         (5, {}, 1),
@@ -163,7 +173,7 @@ def test_groups_whose_episodes_left_nothing_are_not_begun_for_ever(tmp_path: Pat
     assert play.next_wave(plan, plan.requests) == []
 
 
-def test_what_rounds_earned_is_read_by_task_without_what_failed_and_without_later_rounds(tmp_path: Path) -> None:
+def test_what_rounds_came_to_is_read_by_task_with_what_failed_and_without_later_rounds(tmp_path: Path) -> None:
     def reward(task: dict[str, Any], _result: Any) -> dict[str, float]:
         return {"reward": float(task["answer"]), "cost": 9.0}
 
@@ -182,10 +192,38 @@ def test_what_rounds_earned_is_read_by_task_without_what_failed_and_without_late
         first_id = store.episodes(run_id="run", round=1)[0].episode_id
         earlier = Reward(first_id, "reward", 7.0, "test", created_ns=1)
         store.put_rewards([earlier, *(Reward(id_, "reward", 7.0, "test", created_ns=1) for id_ in failed)])
-        known = rewards_of_rounds(store, "run", 2, reward="reward")
-        assert rewards_of_rounds(store, "collect", 2, reward="reward") == []
-    expected = [TaskReward("t1", 1, 2.0)] * 2 + [TaskReward("t3", 2, 4.0)] * 2
-    assert sorted(known, key=lambda each: each.round) == expected
+        known = runs_of_rounds(store, "run", 2, reward="reward")
+        assert runs_of_rounds(store, "collect", 2, reward="reward") == []
+    assert known == [
+        *[TaskReward("t1", 1, 2.0)] * 2,
+        *[LostRun("t2", 1)] * 2,
+        *[LostRun("t2", 2)] * 2,
+        *[TaskReward("t3", 2, 4.0)] * 2,
+    ]
+
+
+def test_what_was_collected_is_known_once_a_request_and_traces_of_others_by_their_rewards_alone() -> None:
+    def run(name: str, reward: float | None, sample: int = 0, outcome: Outcome = "terminated") -> Trajectory:
+        made = make_trajectory([make_action("actor", [1], [2])], reward, task_id="t", outcome=outcome)
+        return replace(made, episode=replace(made.episode, episode_id=name, sample=sample))
+
+    cancelled = run("e6", None, 4, "truncated")
+    cancelled = replace(cancelled, episode=replace(cancelled.episode, reason="cancelled"))
+    collected = [
+        run("e1", 0.5),
+        run("e2", None, 1, "failed"),
+        run("e3", 1.0, 1),  # the same request, tried again
+        run("e4", None, 2, "failed"),
+        run("e5", None, 3, "truncated"),
+        cancelled,
+    ]
+    others = [run("x1", 0.25), run("x2", None)]
+    ids = {each.episode.episode_id for each in collected}
+    task_runs = runs_of_stored([*collected, *others], ids, "reward")
+    rewards = [TaskReward("t", 0, value) for value in (0.5, 1.0, 0.25)]
+    assert task_runs == [*rewards, LostRun("t", 0), LostRun("t", 0)]
+    # nothing collected has a reward of this name, so that nothing says how often runs end
+    assert runs_of_stored([*collected[3:], *others], ids, "reward") == rewards[2:]
 
 
 def test_the_share_of_wasted_rollouts_by_hand() -> None:

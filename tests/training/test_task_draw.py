@@ -1,7 +1,7 @@
 """Owns: which tasks a round takes follows from what is known of them, and from nothing else.
 
 - A task's weight is the expected variance of its rewards: E[p(1-p)] under a Beta posterior where they are 0 or 1, with
-  a prior pooled over tasks; what is known is forgotten.
+  a prior pooled over tasks; what is known is forgotten. A task whose runs seldom come to a result weighs less.
 - Draws are without replacement, with chances in proportion to the weights; every task keeps some.
 - A task rests for a round while others of like weight wait, and no round's tasks come back as a block.
 - An order depends on the seed, the round and the rounds that are over in every execution, never on the order of rows.
@@ -22,11 +22,13 @@ from marft_bridge.training.task_draw import (
     LIKE_WEIGHT,
     MEMORY,
     DrawRule,
+    LostRun,
     TaskReward,
+    TaskRun,
     groups_to_add,
     order_tasks,
-    rewards_to_weights,
     round_to_task_order,
+    runs_to_weights,
 )
 
 DRAWS = 4000
@@ -54,7 +56,7 @@ def test_weights_of_right_and_wrong_are_those_of_beta_posteriors_worked_by_hand(
     (1 / (3/16) + 2 * 2/3) / (6 + 2) = 5/6, so k = (5/6) / (1/6) = 5, and the prior is Beta(5/4, 15/4).
     """
     monkeypatch.setattr(task_draw, "MEMORY", 1.0)
-    weights = rewards_to_weights(rewards_of(half=[1, 0, 1, 0], hopeless=[0] * 4), ["half", "hopeless", "new"], 1, 0)
+    weights = runs_to_weights(rewards_of(half=[1, 0, 1, 0], hopeless=[0] * 4), ["half", "hopeless", "new"], 1, 0)
     assert weights == {
         "half": pytest.approx(3.25 * 5.75 / (9 * 10)),
         "hopeless": pytest.approx(1.25 * 7.75 / (9 * 10)),
@@ -67,7 +69,7 @@ def test_weights_of_right_and_wrong_are_those_of_beta_posteriors_worked_by_hand(
 def test_an_episode_counts_less_with_every_round_since() -> None:
     """The same, two rounds ago: every episode counts c = MEMORY^2, so squares and counts shrink, and k with them."""
     rewards = rewards_of(half=[1, 0, 1, 0], hopeless=[0] * 4)
-    weights = rewards_to_weights(rewards, ["half", "hopeless", "new"], 2, last_known=1)
+    weights = runs_to_weights(rewards, ["half", "hopeless", "new"], 2, last_known=1)
     c = MEMORY**2
     share = (c * 1 / (3 / 16) + 4 / 3) / (c * (3 + 3) + 2)
     k = share / (1 - share)
@@ -77,13 +79,13 @@ def test_an_episode_counts_less_with_every_round_since() -> None:
 
 def test_a_newer_round_says_more_than_an_older_one() -> None:
     rewards = rewards_of(1, spent=[0, 1, 0, 1], fresh=[0] * 4) + rewards_of(6, spent=[0] * 4, fresh=[0, 1, 0, 1])
-    weights = rewards_to_weights(rewards, ["spent", "fresh"], 7, last_known=6)
+    weights = runs_to_weights(rewards, ["spent", "fresh"], 7, last_known=6)
     assert weights["fresh"] > weights["spent"]  # though both were right twice in eight
 
 
 def test_what_is_too_old_to_count_is_as_if_it_were_not_known() -> None:
     ids = ["a", "b"]
-    assert rewards_to_weights(rewards_of(1, a=[0, 1], b=[0, 0]), ids, 9000, last_known=8999) == {"a": 1.0, "b": 1.0}
+    assert runs_to_weights(rewards_of(1, a=[0, 1], b=[0, 0]), ids, 9000, last_known=8999) == {"a": 1.0, "b": 1.0}
 
 
 def test_rewards_of_any_range_are_compared_by_their_spread_and_not_by_their_mean(
@@ -95,25 +97,66 @@ def test_rewards_of_any_range_are_compared_by_their_spread_and_not_by_their_mean
     10/11, so k = 10: mixtures of 14 have the squares (10 * 3/8 + 1) / 14 and (10 * 3/8 + 2) / 14.
     """
     monkeypatch.setattr(task_draw, "MEMORY", 1.0)
-    weights = rewards_to_weights(rewards_of(even=[0.5] * 4, ends=[0, 1, 0, 1]), ["even", "ends"], 1, last_known=0)
+    weights = runs_to_weights(rewards_of(even=[0.5] * 4, ends=[0, 1, 0, 1]), ["even", "ends"], 1, last_known=0)
     assert weights == {
         "even": pytest.approx((4.75 / 14 - 1 / 4) * 14 / 15),
         "ends": pytest.approx((5.75 / 14 - 1 / 4) * 14 / 15),
     }
     moved = rewards_of(even=[-200.0] * 4, ends=[-300, -100, -300, -100])  # the same on another scale
-    assert rewards_to_weights(moved, ["even", "ends"], 1, last_known=0) == pytest.approx(weights)
+    assert runs_to_weights(moved, ["even", "ends"], 1, last_known=0) == pytest.approx(weights)
 
 
 def test_a_new_task_weighs_what_the_others_do_on_average_and_none_weighs_nothing() -> None:
     rewards = rewards_of(solved=[1] * 40, hopeless=[0] * 40, half=[0, 1] * 20)
-    weights = rewards_to_weights(rewards, ["solved", "hopeless", "half", "new"], 1, last_known=0)
+    weights = runs_to_weights(rewards, ["solved", "hopeless", "half", "new"], 1, last_known=0)
     assert weights["solved"] == weights["hopeless"] < weights["new"] < weights["half"]
     assert min(weights.values()) == pytest.approx(FLOOR * weights["new"])
 
 
 def test_nothing_that_tells_tasks_apart_gives_all_the_same_weight() -> None:
-    assert rewards_to_weights([], ["a", "b"], 1, last_known=0) == {"a": 1.0, "b": 1.0}
-    assert rewards_to_weights(rewards_of(a=[0.3, 0.3], gone=[1.0]), ["a", "b"], 1, last_known=0) == {"a": 1.0, "b": 1.0}
+    assert runs_to_weights([], ["a", "b"], 1, last_known=0) == {"a": 1.0, "b": 1.0}
+    assert runs_to_weights(rewards_of(a=[0.3, 0.3], gone=[1.0]), ["a", "b"], 1, last_known=0) == {"a": 1.0, "b": 1.0}
+
+
+def test_a_task_weighs_by_the_share_of_its_runs_that_come_to_a_result_worked_by_hand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two tasks of four runs: 4 of 4 come to a result, 2 of 4. The mean over tasks is 3/4, the variance 3/16.
+
+    As above k is 5: (1 / (3/16) + 2 * 2/3) / (6 + 2) = 5/6. So the prior is Beta(15/4, 5/4).
+    """
+    monkeypatch.setattr(task_draw, "MEMORY", 1.0)
+    ids = ["steady", "shaky", "new"]
+    shares = {"steady": (15 / 4 + 4) / 9, "shaky": (15 / 4 + 2) / 9, "new": 3 / 4}
+    lost = [LostRun("shaky", 0)] * 2
+    alike = rewards_of(steady=[1] * 4, shaky=[1] * 2)
+    assert runs_to_weights([*alike, *lost], ids, 1, last_known=0) == pytest.approx(shares)
+    differing = rewards_of(steady=[1, 0, 0, 0], shaky=[0, 1])
+    without_lost = runs_to_weights(differing, ids, 1, last_known=0)
+    with_lost = runs_to_weights([*differing, *lost], ids, 1, last_known=0)
+    assert with_lost == pytest.approx({task: without_lost[task] * shares[task] for task in ids})
+
+
+def test_where_no_run_came_to_a_result_or_each_did_tasks_are_alike() -> None:
+    lost = [LostRun(task, 0) for task in "aab"]
+    assert runs_to_weights(lost, ["a", "b", "c"], 1, last_known=0) == {"a": 1.0, "b": 1.0, "c": 1.0}
+    later: list[TaskRun] = [*rewards_of(a=[1], b=[0]), LostRun("a", 3)]
+    assert runs_to_weights(later, "ab", 2, last_known=1) == runs_to_weights(later[:2], "ab", 2, last_known=1)
+
+
+def test_tasks_that_never_come_to_a_result_are_given_up_as_hopeless_ones_are() -> None:
+    """26 tasks are solved by now, 4 are even, and no run of 10 ever ended."""
+    ids = [f"{kind}{n}" for kind, count in (("solved", 26), ("half", 4), ("never", 10)) for n in range(count)]
+    runs: list[TaskRun] = []
+    for number in range(9):
+        for task in ids:
+            first = 0.0 if number == 0 or task.startswith("half") else 1.0
+            if task.startswith("never"):
+                runs += [LostRun(task, number)] * 2
+            else:
+                runs += rewards_of(number, **{task: [first, 1.0]})
+    weights = runs_to_weights(runs, ids, 9, last_known=8)
+    assert weights["never0"] == min(weights.values()) < 0.2 * weights["half0"]
 
 
 # -- draws --------------------------------------------------------------------------------------------------------

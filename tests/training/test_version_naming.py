@@ -1,6 +1,7 @@
 """Owns: the version that `train` names, on the whole path: rounds, best.json, who takes it, when rounds stop.
 
-- The file holds what the store's rewards say, and is its owner's only; what another hand wrote into it is refused.
+- The file holds what the store says of every request, with a result or without, and is its owner's only; what another
+  hand wrote into it is refused.
 - Rounds that no longer pay end the run, a resumed run stays ended, and more rounds go on.
 - What the last version plays to be evaluated is evidence, and nothing learns from it.
 """
@@ -16,6 +17,8 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from support.growth_rig import fill, trace_id
+from support.sample_spans import START, chain
 from support.school_rig import School, school_in
 
 from marft_bridge.commands.export import ExportFlags, export_node
@@ -25,7 +28,9 @@ from marft_bridge.common.progress import Reporter
 from marft_bridge.runs.named_version import NamedVersion, read_named_version, write_named_version
 from marft_bridge.runs.run_folder import RunFolder, read_metrics
 from marft_bridge.training.best_version import ScoredEpisode, episodes_to_evidence
-from marft_bridge.training.version_naming import lines_to_stop_text, named_to_metrics
+from marft_bridge.training.version_naming import lines_to_stop_text, named_to_metrics, named_to_text, store_to_named
+from trace_store.records import Reward
+from trace_store.store import TraceStore
 
 REPLAY = {"replay": {"share": 0.5}, "importance": {"mismatch": "truncate"}}  # earlier episodes join every round
 
@@ -126,6 +131,70 @@ def test_the_evaluation_is_evidence_from_which_nothing_learns(school: School) ->
     with school.store() as store:
         learned = {row[0] for row in store.sql("SELECT DISTINCT episode_id FROM adapter_episodes")}
     assert learned.isdisjoint(episode_id for episode_id, _ in runs)
+
+
+# -- what counts ----------------------------------------------------------------------------------------------
+
+
+def attempt(at: int, reward: float | None, task: str, version: int, *, outcome: str = "", **root: Any) -> list[Any]:
+    """The spans of one attempt at a task, in the round that a version played, and its reward."""
+    cut = {"OUTCOME": outcome, "OUTCOME_REASON": root.pop("reason", "too long")} if outcome else {}
+    fields: dict[str, Any] = {
+        "RUN_ID": "train",
+        "ROUND": version,
+        "TASK_ID": task,
+        "ADAPTERS": json.dumps({"a": version}),
+        **cut,
+    }
+    spans: list[Any] = chain(f"e{at}", START + at).spans(**fields | root)
+    return spans if reward is None else [*spans, Reward(trace_id(f"e{at}"), "reward", reward, "test", at)]
+
+
+def named_of(path: Path, episodes: list[list[Any]], rounds: int) -> NamedVersion:
+    fill(path, episodes)
+    with TraceStore.open(path) as store:
+        return store_to_named(store, ["a"], rounds, reward="reward")
+
+
+def test_each_request_of_a_version_counts_once_with_its_result_or_without(tmp_path: Path) -> None:
+    episodes = [
+        attempt(1, 1.0, "t1", 1),
+        attempt(2, None, "t2", 1, outcome="failed"),
+        attempt(3, None, "t3", 1, outcome="truncated"),
+        attempt(4, None, "t4", 1, outcome="failed"),  # a connection broke, and the next attempt came to an end
+        attempt(5, 0.5, "t4", 1),
+        attempt(6, None, "t5", 1, outcome="failed"),  # both attempts failed
+        attempt(7, None, "t5", 1, outcome="failed"),
+        attempt(8, None, "t6", 1, outcome="truncated", reason="cancelled"),  # Ctrl-C says nothing of the version
+        attempt(9, 0.75, "t7", 1, outcome="failed"),  # what failed was scored afterwards
+        attempt(10, 0.25, "t8", 1, outcome="truncated"),  # cut short with a reward
+        attempt(11, 0.5, "t1", 2),
+        attempt(12, 0.5, "t2", 2),
+        attempt(13, None, "t1", 3, outcome="failed"),  # of a round that is not over
+    ]
+    named = named_of(tmp_path / "s.duckdb", episodes, 2)
+    assert [(row.episodes, row.without_result, row.mean) for row in named.evidence] == [
+        (7, 4, (1.0 + 0.5 + 0.25) / 7),
+        (2, 0, 0.5),
+        (0, 0, None),
+    ]
+    own_share = {1: " (57% of its own)", 2: " (0% of its own)"}.get(named.version, "")
+    end = f"; 44% of the rounds' runs{own_share} came to no result, and count as the worst reward"
+    assert named_to_text(named).endswith(end)
+
+
+def test_where_no_run_has_a_reward_the_newest_version_is_named_and_nothing_is_said_of_the_others(
+    tmp_path: Path,
+) -> None:
+    lost = [attempt(n, None, f"t{n}", 1 + n % 2, outcome="failed") for n in range(8)]
+    named = named_of(tmp_path / "none.duckdb", lost, 2)
+    assert (named.version, named.evidence) == (3, ())
+    assert named_to_text(named) == "best version: 3 of 3, which compare and export take; no round tells them apart"
+    # what was collected has no reward of this name, so that it says nothing of version 0
+    collected = [attempt(20 + n, None, f"t{n}", 0, RUN_ID="collect") for n in range(8)]
+    rewarded = [attempt(40 + n, float(n % 2), f"t{n}", 1 + n % 2) for n in range(8)]
+    with_collected = named_of(tmp_path / "collected.duckdb", [*collected, *rewarded], 2)
+    assert with_collected.evidence == named_of(tmp_path / "rounds.duckdb", rewarded, 2).evidence
 
 
 # -- decisions without a run ----------------------------------------------------------------------------------

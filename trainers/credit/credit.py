@@ -200,16 +200,17 @@ class Credit:
 
         Counted as dropped under `FLAT`. An episode stays when one of its actions, or of its tree's, is in a
         group, as the estimator forms them, that can say what was better, or where the estimator needs no other for it.
-
-        Raises:
-            ValueError: the estimator compares no groups.
+        For an estimator that compares no groups all episodes are one: where they earned the same, none can be told
+        from what was expected of it.
         """
         groups = self.estimator.groups(data)
         if groups is None:
-            raise ValueError(f"estimator {self.estimator.name!r} compares no groups")
-        compared = self.estimator.compared_by_source(self._to_estimator_input(data, self._contribution(data), None))
-        flat_A = flat_groups(sum_of(compared, len(data.items)), groups, self.estimator.samples(data))[1]
-        telling = {tree for tree, is_flat in zip(data.tree_A, flat_A.tolist(), strict=True) if not is_flat}
+            earned = {episode.rewards.figures for episode in data.episodes}
+            telling = set(data.tree_E) if len(earned) > 1 else set()
+        else:
+            compared = self.estimator.compared_by_source(self._to_estimator_input(data, self._contribution(data), None))
+            flat_A = flat_groups(sum_of(compared, len(data.items)), groups, self.estimator.samples(data))[1]
+            telling = {tree for tree, is_flat in zip(data.tree_A, flat_A.tolist(), strict=True) if not is_flat}
         telling |= self._teaching_alone(data)
         kept_ids = {id(episode) for episode, tree in zip(data.episodes, data.tree_E, strict=True) if tree in telling}
         return data.only(lambda episode: id(episode) in kept_ids, FLAT)

@@ -32,7 +32,7 @@ from marft_bridge.training.fork_draw import (
 )
 from marft_bridge.training.planned_forks import actions_to_spots, known_runs_to_reach, prompt_count, sampled_count
 from marft_bridge.training.success_draw import draw_order, rewards_to_draw_weights
-from marft_bridge.training.task_draw import TaskReward, rewards_to_weights
+from marft_bridge.training.task_draw import TaskReward, runs_to_weights
 from trace_store.records import BLIND_FORK, REPLAYED, Action, Trajectory
 from trainers import MarftTrainer, TrainerOptions
 
@@ -125,7 +125,7 @@ class Forks:
         tasks = sorted({each.episode.task_id for each in chains})
         order = draw_forks(
             [(each.episode.task_id, each.episode.sample) for each in chains],
-            rewards_to_weights(self._rewards, tasks, number, last_known=number - 1),
+            runs_to_weights(self._rewards, tasks, number, last_known=number - 1),
             spots_to_weights(known_runs_to_reach(self._runs, (), self._game.agents), self._siblings),
             key=f"{self._seed}/forks/{number}",
         )
