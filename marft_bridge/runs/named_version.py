@@ -28,7 +28,7 @@ class VersionEvidence(_Record):
 
     version: int = Field(ge=1)
     episodes: int = Field(ge=0)  # that it sampled
-    without_result: int = Field(0, ge=0)  # of those: failed, cut short or without a reward, so that they count as worst
+    without_result: int = Field(0, ge=0)  # of those: failed or cut short, so that they count as worst
     mean: float | None  # of those that it sampled; None without any
     estimate: float  # corrected for the tasks and smoothed over neighbouring versions
     low: float  # of its 95% interval

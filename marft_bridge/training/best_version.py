@@ -44,7 +44,7 @@ class ScoredEpisode:
 
     version: int
     task: str
-    reward: float | None  # None: it failed, was cut short or has none
+    reward: float | None  # None: it failed or was cut short
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ def store_to_named(store: TraceStore, nodes: Sequence[str], rounds: int, reward:
         if all(result.value is None for result in results):  # it has no such reward, so nothing says how it went
             continue
         for result in results:
+            if result.value is None and result.ended:  # a judge that gave no answer says nothing of the version
+                continue
             version = 0 if run_id == COLLECT else _team_version(result.adapters, nodes)
             if version is not None and version <= newest:
                 episodes.append(ScoredEpisode(version, result.task_id, result.value))

@@ -168,6 +168,7 @@ def test_each_request_of_a_version_counts_once_with_its_result_or_without(tmp_pa
         attempt(8, None, "t6", 1, outcome="truncated", reason="cancelled"),  # Ctrl-C says nothing of the version
         attempt(9, 0.75, "t7", 1, outcome="failed"),  # what failed was scored afterwards
         attempt(10, 0.25, "t8", 1, outcome="truncated"),  # cut short with a reward
+        attempt(14, None, "t9", 1),  # it ended, and its judge did not answer
         attempt(11, 0.5, "t1", 2),
         attempt(12, 0.5, "t2", 2),
         attempt(13, None, "t1", 3, outcome="failed"),  # of a round that is not over
