@@ -28,7 +28,8 @@ from torch import Tensor
 
 from trace_store.records import TOOLS_OF, Episode, Reward, Trajectory
 from trainers.advantages.arrays import Floats, rows_by_key
-from trainers.advantages.estimate import Estimate, normalize_estimate
+from trainers.advantages.estimate import Estimate
+from trainers.advantages.returns import places
 from trainers.batch import ActionItem, EpisodeItem, Round, Use, episodes_to_round, forced_share, trajectories_to_round
 from trainers.checks.memory_guard import failures_told
 from trainers.checks.reality import check_moved
@@ -134,6 +135,7 @@ class MarftTrainer:
         data = data.only(lambda episode: not episode.truncated, "episode truncated, its return unknown")
         data = data.also_dropped(gated.refused)
         critic = self.credit.warm_up(data)
+        self.credit.note_spreads(data)
         fields = {"critic": critic, "actions": len(data.items)}
         return _result(data, fields, time.perf_counter() - started)
 
@@ -157,8 +159,11 @@ class MarftTrainer:
             data = self._read(gated.kept, use, refused_agents, reward=self.options.offline_reward)
             return data.also_dropped(gated.refused)
 
+        stored = read()
+        if self.options.offline_reward == self.options.reward:
+            self.credit.note_spreads(stored)
         agents, data = learn_offline(
-            read(),
+            stored,
             self.policies,
             self.credit,
             options=self.options,
@@ -433,7 +438,7 @@ class MarftTrainer:
         if self.credit.estimator.needs_critic and self.options.advantage.gamma == 1 and _cut_share(data) > 0.5:
             warnings.append(
                 "most episodes were cut short, and with gamma 1 their values have nothing to end on: set "
-                "truncated_reward to 'final', or gamma below 1"
+                "train.trainer.truncated_reward to 'final', or train.trainer.advantage.gamma below 1"
             )
         self.rounds += 1
         if credited is not None:
@@ -462,8 +467,7 @@ class MarftTrainer:
         judged = data.fresh if replay.successes else data
         judged_units = Units(judged, self.options.granularity)
         estimate, fit_critics = self.credit.estimate(judged)
-        known_U = judged_units.repeat(self.credit.known_returns(judged))
-        normal = normalize_estimate(estimate, judged_units.agents, mode, return_U=known_U)
+        normal = self.credit.normalise(estimate, judged, judged_units)
         if len(judged.items) < len(data.items):
             estimate, normal = append_successes(
                 estimate,
@@ -471,8 +475,10 @@ class MarftTrainer:
                 data,
                 units=units,
                 return_A=self.credit.returns(data),
+                place_A=None if self.options.advantage.gamma == 1 else places(data),
                 reward=self.options.reward,
                 mode=mode,
+                least_of=self.credit.spreads.least,
                 in_deviations=self.credit.estimator.in_deviations,
             )
         return estimate, normal, fit_critics
@@ -511,7 +517,8 @@ class MarftTrainer:
         if replayed:
             if replay.round_share == 0:
                 raise TrainError(
-                    "older episodes were given, but replay.share is 0, and so is replay.successes: leave them out"
+                    "older episodes were given, but train.trainer.replay.share is 0, and so is "
+                    "train.trainer.replay.successes: leave them out"
                 )
             trained_version = {} if newest is None else dict.fromkeys(self.policies.trained, newest)
             for item in data.items:
