@@ -188,8 +188,7 @@ def test_a_pass_that_is_taken_back_has_its_reason_and_is_warned_of(model_dir: Pa
 
 
 def test_what_went_badly_has_no_part_in_when_to_stop(model_dir: Path) -> None:
-    """awr imitates failures a little, and here they are seven of eight calls of each task: what the eighth said is
-    learned for all passes, also where failures that are held out become less likely."""
+    """awr imitates failures a little, and here they are seven of eight calls of each task: only the eighth is looked at."""
     trainer = MarftTrainer(
         trainer_options(device="cpu", lr=0.01, offline={"mode": "awr", "kl_budget": 1e3}, critic={"warmup_epochs": 0}),
         model_dir,
@@ -215,7 +214,7 @@ def test_what_went_badly_has_no_part_in_when_to_stop(model_dir: Path) -> None:
         trainer.warm_up(episodes)
         trainer.replay(episodes)
     assert looked_at
-    assert set(looked_at) == {pytest.approx(7 / 8, abs=1e-5)}  # the return less the mean one
+    assert min(looked_at) > 0.8  # the return less the mean one, of an eighth or so: no failure among them
 
 
 def test_too_few_traces_hold_none_out(model_dir: Path) -> None:
