@@ -121,21 +121,22 @@ class MarftTrainer:
 
     @failures_told
     def warm_up(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-        """Stored episodes to pre-trained critics, on their (discounted) team rewards.
+        """Stored episodes to pre-trained critics, on their (discounted) team rewards, and to how far returns lie apart.
 
-        Truncated episodes are left out: the return that they would have had is not known. So is everything where the
+        Critics learn nothing from truncated episodes: the return that they would have had is not known. Nor where the
         options ask no critic.
 
         Returns:
             {"critic": see `Credit.warm_up`, "drops", "episodes", "actions", "seconds"}.
         """
         started = time.perf_counter()
-        gated = self._gate(trajectories, {}, False) if self.options.uses_critic else Gated([], [])
+        gated = self._gate(trajectories, {}, False)
+        self.credit.note_spreads(self._to_round(gated.kept, "imitation"))
+        gated = gated if self.options.uses_critic else Gated([], [])
         data = self._read(gated.kept, "imitation")
         data = data.only(lambda episode: not episode.truncated, "episode truncated, its return unknown")
         data = data.also_dropped(gated.refused)
         critic = self.credit.warm_up(data)
-        self.credit.note_spreads(data)
         fields = {"critic": critic, "actions": len(data.items)}
         return _result(data, fields, time.perf_counter() - started)
 
@@ -159,11 +160,8 @@ class MarftTrainer:
             data = self._read(gated.kept, use, refused_agents, reward=self.options.offline_reward)
             return data.also_dropped(gated.refused)
 
-        stored = read()
-        if self.options.offline_reward == self.options.reward:
-            self.credit.note_spreads(stored)
         agents, data = learn_offline(
-            stored,
+            read(),
             self.policies,
             self.credit,
             options=self.options,

@@ -188,7 +188,7 @@ def test_a_pass_that_is_taken_back_has_its_reason_and_is_warned_of(model_dir: Pa
 
 
 def test_what_went_badly_has_no_part_in_when_to_stop(model_dir: Path) -> None:
-    """awr imitates failures a little, and here they are seven of eight calls of each task: only the eighth is looked at."""
+    """awr imitates failures a little; here they are seven of eight calls of a task: only that eighth is looked at."""
     trainer = MarftTrainer(
         trainer_options(device="cpu", lr=0.01, offline={"mode": "awr", "kl_budget": 1e3}, critic={"warmup_epochs": 0}),
         model_dir,
