@@ -141,7 +141,7 @@ class Credit:
             return normal
         agents_of = {"all": set(units.agents)} if mode == "batch" else {agent: {agent} for agent in units.agents}
         key_U = ["all"] * len(units.agents) if mode == "batch" else units.agents
-        return without_noise(normal, key_U, return_U, lambda key: self.spreads.least(agents_of[str(key)]))
+        return without_noise(normal, key_U, return_U, least_of=lambda key: self.spreads.least(agents_of[str(key)]))
 
     @staticmethod
     def _cut(data: Round) -> npt.NDArray[np.bool_]:
