@@ -44,6 +44,7 @@ def _write(trainer: MarftTrainer, folder: Path) -> None:
         "kl_rates": kl_rates,
         "imitated_tasks": {name: sorted(learner.imitated_tasks) for name, learner in trainer.learners.items()},
         "critic_rests": trainer.credit.rests.to_state(),
+        "spreads": trainer.credit.spreads.to_state(),
     }
     with whole_folder(folder) as fresh:
         (fresh / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
@@ -77,7 +78,8 @@ def load(trainer: MarftTrainer, folder: Path) -> None:
     for name, weight in weights.items():
         if name not in tensors or tensors[name].shape != weight.shape:
             raise TrainError(
-                f"checkpoint {folder} does not fit at {name}: trainer.lora or trainer.advantage.critic changed"
+                f"checkpoint {folder} does not fit at {name}: train.trainer.lora or train.trainer.advantage.critic "
+                "changed"
             )
     with torch.no_grad():
         for name, weight in weights.items():
@@ -95,6 +97,7 @@ def load(trainer: MarftTrainer, folder: Path) -> None:
         learner.kl_rate = state.get("kl_rates", {}).get(name, 1.0)  # checkpoints of before it have none
         learner.imitated_tasks = set(state.get("imitated_tasks", {}).get(name, ()))  # likewise
     trainer.credit.rests.load_state(state.get("critic_rests", {}))
+    trainer.credit.spreads.load_state(state.get("spreads", {}))
     trainer.rounds = state["rounds"]
 
 

@@ -156,11 +156,11 @@ class ObjectiveOptions(_Options):
     stops."""
     kl_target: Annotated[float | None, BeforeValidator(_off_to_none)] = Field(default=None, gt=0)
     """How far a round should move the team, as a multiple of what the round says: the relative entropy between its
-    better actions and all of them. It is counted in nats a call (k2: half of a call's squared log-ratios, added up,
-    between the policy at the round's start and after all of its steps), and each adapter that acts has an equal part.
-    The adapter's rate is raised or lowered until its steps are near that, and a step beyond twice of it is shortened
-    along its line (backtracking, as in HATRPO). "off" (None in Python): the rate is `optimizer.lr`, and a step as long
-    as the optimiser made it."""
+    better actions and all of them, with the runs in which it did not act. It is counted in nats a call (k2: half of a
+    call's squared log-ratios, added up, between the policy at the round's start and after all of its steps), and each
+    adapter that acts has an equal part. The adapter's rate is raised or lowered until its steps are near that, and a
+    step beyond twice of it is shortened along its line (backtracking, as in HATRPO). "off" (None in Python): the rate
+    is `optimizer.lr`, and a step as long as the optimiser made it."""
     update: Literal["simultaneous", "sequential", "alternating"] = "sequential"
     """`sequential`: agents one after another, each weighted by the clipped ratio of those already updated
     (HAPPO, A2PO). `simultaneous`: every agent against the policies that sampled. `alternating`: one adapter a
@@ -239,16 +239,17 @@ class OfflineOptions(_Options):
     (`marft-bridge rank`), an imported score, a person's marks (`marft-bridge traces mark`). An episode without it is
     not imitated."""
     beta: float = Field(default=0.3, gt=0)
-    """Temperature of the advantage weights, in units of reward."""
+    """Temperature of the advantage weights, as a share of the largest less the smallest return of the stored runs."""
     max_weight: float = Field(default=10.0, gt=0)
     """Cap of one advantage weight."""
     shift: float = Field(default=-0.1, le=0)
-    """How far AsymRE's baseline lies below the mean return, in units of reward; above it learning collapses."""
+    """How far AsymRE's baseline lies below the mean return, as a share of the largest less the smallest return of the
+    stored runs; above it learning collapses."""
     ratio_cap: float = Field(default=1.0, gt=0)
     """Cap of one importance weight (V-trace: rho-bar and c-bar)."""
     epochs: int = Field(default=8, ge=0)
     """Passes over the chosen actions, at most: once two in a row have not made the better actions of held-out tasks
-    more likely, the best pass so far is gone back to, and none follows."""
+    more likely, none follows. What comes after the pass that made them likeliest is taken back."""
     minibatch_actions: int = Field(default=16, ge=1)
     """Actions of one optimiser step."""
     kl_budget: float = Field(default=8.0, gt=0)
@@ -414,10 +415,11 @@ class ExperimentalOptions(_Options):
     critic_loss: Literal["huber", "squared"] = "huber"
     """Loss of a value against its target."""
     critic_huber_delta: float = Field(default=1.0, gt=0)
-    """Where the Huber loss turns from quadratic to linear, in units of reward."""
+    """Where the Huber loss turns from quadratic to linear, as a share of the largest less the smallest of the first
+    returns that differed."""
     critic_clip: float | None = Field(default=None, gt=0)
-    """How far one round may move a value from where it was before the gradient is cut (PPO's clipped value loss);
-    None does not clip."""
+    """How far one round may move a value from where it was before the gradient is cut (PPO's clipped value loss), in
+    the same unit; None does not clip."""
 
     @property
     def masks_actions(self) -> bool:
@@ -621,6 +623,7 @@ class TrainerOptions(_Options):
             ("experimental", "clip_by_length", not experimental.clip_by_length or self.clips_by_length, _MEAN_RATIOS),
             ("experimental", "success_shaping", self.replay.successes > 0, "replay.successes above 0"),
             ("experimental", "critic_loss", self.uses_critic, "a critic in use"),
+            ("experimental", "critic_huber_delta", self.uses_critic, "a critic in use"),
             ("experimental", "critic_clip", self.fits_critic_in_use, _fitted()),
             ("experimental", "gamma_token", self.granularity == "token", "granularity 'token'"),
             ("experimental", "token_lambda", self.granularity == "token", "granularity 'token'"),

@@ -28,7 +28,8 @@ from torch import Tensor
 
 from trace_store.records import TOOLS_OF, Episode, Reward, Trajectory
 from trainers.advantages.arrays import Floats, rows_by_key
-from trainers.advantages.estimate import Estimate, normalize_estimate
+from trainers.advantages.estimate import Estimate
+from trainers.advantages.returns import places
 from trainers.batch import ActionItem, EpisodeItem, Round, Use, episodes_to_round, forced_share, trajectories_to_round
 from trainers.checks.memory_guard import failures_told
 from trainers.checks.reality import check_moved
@@ -120,16 +121,18 @@ class MarftTrainer:
 
     @failures_told
     def warm_up(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-        """Stored episodes to pre-trained critics, on their (discounted) team rewards.
+        """Stored episodes to pre-trained critics, on their (discounted) team rewards, and to how far returns lie apart.
 
-        Truncated episodes are left out: the return that they would have had is not known. So is everything where the
+        Critics learn nothing from truncated episodes: the return that they would have had is not known. Nor where the
         options ask no critic.
 
         Returns:
             {"critic": see `Credit.warm_up`, "drops", "episodes", "actions", "seconds"}.
         """
         started = time.perf_counter()
-        gated = self._gate(trajectories, {}, False) if self.options.uses_critic else Gated([], [])
+        gated = self._gate(trajectories, {}, False)
+        self.credit.note_spreads(self._to_round(gated.kept, "imitation"))
+        gated = gated if self.options.uses_critic else Gated([], [])
         data = self._read(gated.kept, "imitation")
         data = data.only(lambda episode: not episode.truncated, "episode truncated, its return unknown")
         data = data.also_dropped(gated.refused)
@@ -433,7 +436,7 @@ class MarftTrainer:
         if self.credit.estimator.needs_critic and self.options.advantage.gamma == 1 and _cut_share(data) > 0.5:
             warnings.append(
                 "most episodes were cut short, and with gamma 1 their values have nothing to end on: set "
-                "truncated_reward to 'final', or gamma below 1"
+                "train.trainer.truncated_reward to 'final', or train.trainer.advantage.gamma below 1"
             )
         self.rounds += 1
         if credited is not None:
@@ -462,8 +465,7 @@ class MarftTrainer:
         judged = data.fresh if replay.successes else data
         judged_units = Units(judged, self.options.granularity)
         estimate, fit_critics = self.credit.estimate(judged)
-        known_U = judged_units.repeat(self.credit.known_returns(judged))
-        normal = normalize_estimate(estimate, judged_units.agents, mode, return_U=known_U)
+        normal = self.credit.normalise(estimate, judged, judged_units)
         if len(judged.items) < len(data.items):
             estimate, normal = append_successes(
                 estimate,
@@ -471,8 +473,10 @@ class MarftTrainer:
                 data,
                 units=units,
                 return_A=self.credit.returns(data),
+                place_A=None if self.options.advantage.gamma == 1 else places(data),
                 reward=self.options.reward,
                 mode=mode,
+                least_of=self.credit.spreads.least,
                 in_deviations=self.credit.estimator.in_deviations,
             )
         return estimate, normal, fit_critics
@@ -516,7 +520,8 @@ class MarftTrainer:
         if replayed:
             if replay.round_share == 0:
                 raise TrainError(
-                    "older episodes were given, but replay.share is 0, and so is replay.successes: leave them out"
+                    "older episodes were given, but train.trainer.replay.share is 0, and so is "
+                    "train.trainer.replay.successes: leave them out"
                 )
             trained_version = {} if newest is None else dict.fromkeys(self.policies.trained, newest)
             for item in data.items:

@@ -155,5 +155,5 @@ def _refuse_shared(
             earner = "the whole episode" if term.level == "episode" else f"{agent!r}, which is of no side"
             raise TrainError(
                 f"episode {trajectory.episode.episode_id}: the reward {term.reward!r} is of {earner}, and would reach "
-                "every side: give each side's own to its agents (trainer.sides)"
+                "every side: give each side's own to its agents (train.trainer.sides)"
             )

@@ -228,7 +228,8 @@ class TrainOptions(_Options):
             raise ValueError("teacher has no effect without teacher_rounds: set it to how many rounds it shall teach")
         if self.asking_rounds and self.trainer.offline.mode != "filtered":
             raise ValueError(
-                "teacher_rounds imitate: set trainer.offline.mode to 'filtered', or name a model that scores in teacher"
+                "teacher_rounds imitate: set train.trainer.offline.mode to 'filtered', or name a model that scores "
+                "in teacher"
             )
         if self.teacher_rounds and self.trees is not None:
             raise ValueError("teacher_rounds play whole runs: leave train.trees out")
@@ -243,8 +244,8 @@ class TrainOptions(_Options):
                 raise ValueError("league draws opponents of a side: name the sides in train.trainer.sides")
             if len(self.trainer.learning_sides) < 2:
                 raise ValueError(
-                    "league has a side that learns play earlier versions of another one: two or more of trainer.sides "
-                    "need an agent that is not frozen"
+                    "league has a side that learns play earlier versions of another one: two or more of "
+                    "train.trainer.sides need an agent that is not frozen"
                 )
             if self.trees is not None:
                 raise ValueError("league opponents cannot be met in forks yet: leave train.trees out")

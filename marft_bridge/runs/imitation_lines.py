@@ -25,7 +25,11 @@ def _to_lines(node: str, agent: Mapping[str, Any]) -> list[str]:
     parts = [f"learned from {agent['actions']}{stored} stored calls"]
     if agent["actions"] and "epochs" in agent:
         stop = "" if agent.get("stopped_by") is None else f", stopped by {agent['stopped_by']}"
-        parts.append(f"{agent['epochs']} pass{'' if agent['epochs'] == 1 else 'es'}{stop}")
+        if agent["epochs"] == 0 and stop:
+            parts = [f"tried {agent['actions']}{stored} stored calls; nothing kept"]
+        else:
+            parts.append(f"{agent['epochs']} pass{'' if agent['epochs'] == 1 else 'es'}")
+        parts[-1] += stop
     lines = [f"offline, {node}: {'; '.join(parts)}"]
     if agent.get("held_out_exact") is not None:
         lines.append(

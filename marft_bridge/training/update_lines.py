@@ -38,6 +38,8 @@ def offline_to_lines(line: dict[str, Any], stored_count: int) -> Iterator[str]:
         f"{replay['mode']} replay of {replay['used']} actions from {stored_count} stored episodes"
     )
     yield from updates_to_imitation_lines([line])
+    for warning in replay.get("warnings", ()):
+        yield f"offline: {warning}"
 
 
 def round_to_lines(learned: LearnedRound, options: TrainOptions) -> Iterator[str]:

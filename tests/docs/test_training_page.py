@@ -240,7 +240,7 @@ def test_every_message_that_is_explained_can_be_raised() -> None:
     joined = re.sub(r'"\s+f?"', "", SOURCE)  # a message goes over several lines of source
     explained = rows("the message says") + rows("the warning says")
     messages = [message for row in explained for message in re.findall(r"`(.+?)`", row[0])]
-    assert len(messages) == 15
+    assert len(messages) == 17
     for message in messages:
         assert message in joined, message
 

@@ -44,6 +44,13 @@ def test_what_was_not_measured_is_not_said() -> None:
     )
 
 
+def test_what_was_taken_back_is_not_said_to_be_learned() -> None:
+    assert lines(epochs=0, stopped_by="held-out likelihood")[0] == (
+        "offline, actor: tried 30 of 40 stored calls; nothing kept, stopped by held-out likelihood"
+    )
+    assert lines(epochs=0, stopped_by=None)[0] == "offline, actor: learned from 30 of 40 stored calls; 0 passes"
+
+
 def test_nothing_is_said_where_the_phase_was_off_or_has_not_ended() -> None:
     assert lines(mode="off") == []
     assert updates_to_imitation_lines([{"phase": "forecast", "round": 0, "lines": []}]) == []

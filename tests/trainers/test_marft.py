@@ -232,7 +232,7 @@ def test_equal_rewards_teach_nothing(model_dir: Path) -> None:
     assert result["critic"]["flat_groups"] == 1.0
     assert result["warnings"] == [
         f"adapter {agent!r} took no step: it had no gradient, since its advantages were all 0, or below 0 where "
-        "objective.negative_weight is 0"
+        "train.trainer.objective.negative_weight is 0"
         for agent in AGENTS
     ]
 

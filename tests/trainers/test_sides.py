@@ -206,7 +206,7 @@ def trainer(folder: Path, **options: Any) -> MarftTrainer:
 @pytest.mark.parametrize(
     ("sides", "line"),
     [
-        ({"left": ["reasoner"], "right": ["writer"]}, "trainer.sides: there is no agent 'writer'"),
+        ({"left": ["reasoner"], "right": ["writer"]}, "train.trainer.sides: there is no agent 'writer'"),
         ({"left": ["reasoner"], "right": ["actor"], "third": ["judge"]}, "there is no agent 'judge'"),
     ],
 )

@@ -82,6 +82,10 @@ from trainers.config import MOVED, TrainerOptions
             {"critic_loss": "squared", "critic_huber_delta": 2.0},
             "critic_huber_delta has no effect here: it applies to critic_loss 'huber'",
         ),
+        (
+            {"estimator": "rloo", "offline": {"mode": "filtered"}, "critic_huber_delta": 2.0},
+            "experimental.critic_huber_delta has no effect here: it applies to a critic in use",
+        ),
         ({"schedule": {"kind": "linear"}}, "schedule.kind 'linear' needs schedule.rounds"),
         ({"schedule": {"kind": "cosine", "rounds": 3, "warmup_rounds": 3}}, "must be larger than"),
         ({"schedule": {"floor": 0.1}}, "schedule.floor applies to kind 'linear' or 'cosine'"),

@@ -75,7 +75,7 @@ def test_before_there_is_an_earlier_version_all_sides_are_the_newest() -> None:
         ({"trainer": {}}, "league draws opponents of a side: name the sides in train.trainer.sides"),
         (
             {"trainer": GAME | {"agents": {"actor": {"frozen": True}}}},
-            "two or more of trainer.sides need an agent that is not",
+            "two or more of train.trainer.sides need an agent that is not",
         ),
         ({"trees": {}}, "league opponents cannot be met in forks yet"),
         ({"max_staleness": 1}, "leave train.max_staleness at 0"),

@@ -40,6 +40,12 @@ def test_what_is_not_known_of_a_round_is_a_dash() -> None:
     assert round_to_figures(learned, OPTIONS) == "reward -  KL -"
 
 
+def test_what_is_odd_about_the_offline_phase_is_said() -> None:
+    replay = {"mode": "off", "used": 0, "agents": {}, "warnings": ["adapter 'a' kept nothing"]}
+    line = {"phase": "offline", "warm_up": {"critic": {"explained_variance": None}}, "replay": replay}
+    assert list(offline_to_lines(line, 12))[-1] == "offline: adapter 'a' kept nothing"
+
+
 def test_the_offline_phase_says_what_it_learned_from() -> None:
     line = {
         "phase": "offline",

@@ -43,7 +43,7 @@ def options_to_adapters(
         raise TrainError(f"agents must be one or more different names, not {list(names)}")
     for agent in options.agents:
         if agent not in names:
-            raise TrainError(f"trainer.agents.{agent}: there is no such agent; they are {', '.join(names)}")
+            raise TrainError(f"train.trainer.agents.{agent}: there is no such agent; they are {', '.join(names)}")
     _check_sides(options, names)
     if isinstance(model_dir, Mapping) and set(model_dir) != set(names):
         raise TrainError(f"base models are given for {sorted(model_dir)}, the agents are {sorted(names)}")
@@ -59,7 +59,9 @@ def options_to_adapters(
             plan = replace(learning, agents=(*shared.agents, agent))
         plans[plan.name] = plan
     if all(plan.frozen for plan in plans.values()):
-        raise TrainError("every agent is frozen, so nothing is left to train: take trainer.agents.*.frozen from one")
+        raise TrainError(
+            "every agent is frozen, so nothing is left to train: take train.trainer.agents.*.frozen from one"
+        )
     return plans
 
 
@@ -69,10 +71,10 @@ def _check_sides(options: TrainerOptions, agents: Sequence[str]) -> None:
         return
     for agent in options.side_of:
         if agent not in agents:
-            raise TrainError(f"trainer.sides: there is no agent {agent!r}; they are {', '.join(agents)}")
+            raise TrainError(f"train.trainer.sides: there is no agent {agent!r}; they are {', '.join(agents)}")
     for agent in agents:
         if agent not in options.side_of:
-            raise TrainError(f"trainer.sides: agent {agent!r} is of no side: name it in one")
+            raise TrainError(f"train.trainer.sides: agent {agent!r} is of no side: name it in one")
 
 
 def _plan(agent: str, agent_options: AgentOptions, base: Path, options: TrainerOptions) -> AdapterPlan:

@@ -9,7 +9,7 @@ Shapes: _U one entry per unit that is credited: an action (MARFT-A) or a sampled
 # ruff: noqa: N803, N806, N815 (shape suffixes)
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from trainers.advantages.settings import Normalization
 BASELINE = "baseline"
 """The source that is no reward: the critic's values, or the baseline of a group."""
 
-_EPSILON = 1e-6
+EPSILON = 1e-6  # beside a deviation that is divided by; DeepSeekMath's and Dr. MAS's
 _NO_SPREAD = 1e-12  # relative: what float64 leaves of equal advantages
 
 
@@ -54,7 +54,7 @@ def normalize_estimate(
         deviation = advantages.std()
         earned_alike = return_U is not None and np.ptp(return_U[rows]) <= _NO_SPREAD * np.abs(return_U[rows]).max()
         if deviation > _NO_SPREAD * np.abs(advantages).max() and not earned_alike:
-            gain_U[rows] = 1.0 / (deviation + _EPSILON)
+            gain_U[rows] = 1.0 / (deviation + EPSILON)
 
     def scaled(part_U: Floats) -> Floats:
         mean_U = np.zeros_like(part_U)
@@ -63,3 +63,25 @@ def normalize_estimate(
         return gain_U * (part_U - mean_U)
 
     return Estimate(scaled(estimate.advantage_U), {name: scaled(part) for name, part in estimate.by_source.items()})
+
+
+def without_noise(
+    estimate: Estimate, key_U: Sequence[Hashable], return_U: Floats, least_of: Callable[[Hashable], float]
+) -> Estimate:
+    """The advantages of those whose returns deviate by less than counts become 0, and so do their parts.
+
+    Dividing by no less than that would not do: an optimiser's step is as long for small advantages as for large ones,
+    and goes along the gradients of earlier rounds where this one's are next to nothing.
+
+    Args:
+        key_U: whose each unit is; those of one key are compared with each other.
+        return_U: what each unit earned; NaN where that is not known, which tells it from all others.
+        least_of: of a key, the smallest deviation of returns that counts.
+    """
+    kept_U: Floats = np.ones_like(estimate.advantage_U)
+    for key, rows in rows_by_key(key_U).items():
+        if return_U[rows].std() < least_of(key):
+            kept_U[rows] = 0.0
+    if kept_U.all():
+        return estimate
+    return Estimate(kept_U * estimate.advantage_U, {name: kept_U * part for name, part in estimate.by_source.items()})

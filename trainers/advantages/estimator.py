@@ -42,6 +42,7 @@ class EstimatorInput:
     values: Sequence[Floats] | None = None  # of each action: V before each of its units; None without a critic
     bootstrap_A: Floats | None = None  # V after the last actions of truncated episodes, 0 elsewhere; likewise
     side_of: Mapping[str, str] | None = None  # agent -> its side in a game of several; None where all are one team
+    least_deviation: float = 0.0  # of returns, below which a spread is small for this run; 0: nothing tells yet
 
     def over_units(self, part_A: Floats, gamma_token: float) -> Floats:
         """What is known per action to its units, times gamma_token for each token that follows. [A] to [U]."""
@@ -175,11 +176,16 @@ class BaselineEstimator(Estimator):
         count = len(round_input.data.items)
         sources = self.compared_by_source(round_input)
         return_A = sum_of(sources, count)
-        baseline = self.baseline(return_A, round_input.data)
+        baseline = self.compare(return_A, round_input)
         shares = {name: self.baseline(part_A, round_input.data).baseline_A for name, part_A in sources.items()}
         groups = self.groups(round_input.data)
         flat = None if groups is None else flat_groups(return_A, groups, self.samples(round_input.data))[0]
         return Estimated(self.split(round_input, sources, baseline, shares=shares), flat_groups=flat)
+
+    def compare(self, return_A: Floats, round_input: EstimatorInput) -> Baseline:
+        """The baseline of a round; where it is divided by a deviation, by none that is small for this run."""
+        baseline = self.baseline(return_A, round_input.data)
+        return baseline.with_least_deviation(round_input.least_deviation) if self.in_deviations else baseline
 
     def split(
         self,

@@ -11,15 +11,15 @@ Shapes: _A one entry per action of the round; a trajectory is one episode, one s
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from trainers.advantages.arrays import Floats, Rows, rows_by_key
+from trainers.advantages.estimate import EPSILON
 
-_EPSILON = 1e-6  # DeepSeekMath's and Dr. MAS's, beside the deviation
 NO_SPREAD = 1e-12  # relative: what float64 leaves of equal returns that were discounted along different branches
 
 
@@ -33,6 +33,10 @@ class Baseline:
     def advantages(self, returns_A: Floats) -> Floats:
         """gain * (return - baseline), shape [A]."""
         return self.gain_A * (returns_A - self.baseline_A)
+
+    def with_least_deviation(self, least: float) -> Baseline:
+        """Of a baseline whose gain is one over a deviation: as if no deviation were smaller."""
+        return replace(self, gain_A=np.minimum(self.gain_A, 1.0 / (least + EPSILON))) if least else self
 
 
 def standardise(
@@ -75,7 +79,7 @@ def standardise(
         baseline_A[rows] = mean
         if tells_apart(values, by_trajectory):
             deviation = np.sqrt((w * (values - mean) ** 2).sum() / freedom)
-            gain_A[rows] = 1.0 / (deviation + _EPSILON) if std else 1.0
+            gain_A[rows] = 1.0 / (deviation + EPSILON) if std else 1.0
     return Baseline(baseline_A, gain_A)
 
 

@@ -71,7 +71,7 @@ class Hrpo(BaselineEstimator):
         of_runs = self.compared_by_source(round_input)
         return_A, own_A = sum_of(of_runs, count), sum_of(by_call, count)
         shares = {name: self.baseline(part_A, data).baseline_A for name, part_A in of_runs.items()}
-        between_runs = self.split(round_input, of_runs, self.baseline(return_A, data), shares=shares)
+        between_runs = self.split(round_input, of_runs, self.compare(return_A, round_input), shares=shares)
         own_by_source = {
             name: round_input.over_units(part_A, self.settings.gamma_token) for name, part_A in by_call.items()
         }

@@ -17,7 +17,7 @@ Shapes: _A one entry per action of the round, episode after episode, each in top
 # ruff: noqa: N803, N806 (shape suffixes)
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
@@ -90,6 +90,59 @@ def team_rewards(data: Round) -> dict[str, Floats]:
     return {name: np.array([rewards.get(name, 0.0) for rewards in earned], dtype=np.float64) for name in names}
 
 
+def places(data: Round) -> list[Hashable]:
+    """Where in its run each action stands: agent, turn, and links of D from the beginning; [A].
+
+    All of it is known before the agent acts. What a discount leaves of a later reward hangs on the links that follow,
+    so with gamma below 1 only what was earned at one place can be compared.
+    """
+    if data.forest is not None:
+        unrolled = places(data.forest.unrolled)
+        place_of = dict(zip(data.forest.row_B, unrolled, strict=True))  # runs through a call share what leads to it
+        return [place_of[row] for row in range(len(data.items))]
+    found: list[Hashable] = []
+    for episode in data.episodes:
+        depth_A = [0] * len(episode.actions)
+        for i, dependents in enumerate(episode.successors):
+            for j in dependents:
+                depth_A[j] = max(depth_A[j], depth_A[i] + 1)
+        found += [(item.agent, item.turn, depth) for item, depth in zip(episode.actions, depth_A, strict=True)]
+    return found
+
+
+def expected_discounts(data: Round, units_A: Sequence[int], *, gamma: float, gamma_token: float) -> list[Floats] | None:
+    """What a team reward of 1 at the end of its run is worth to each unit, as other runs tell; None: always 1.
+
+    Per action it is the mean over the actions at its `places` in other trees, so that it does not depend on how long
+    the run became; its own where no other stood there. Within an action the tokens that follow count, as they do in
+    what estimators without a critic make of an action's advantage (`EstimatorInput.over_units`).
+    """
+    if gamma == 1 and gamma_token == 1:
+        return None
+    zero_values = [np.zeros(count) for count in units_A]
+    worth = team_chain(
+        data,
+        [1.0] * len(data.episodes),
+        zero_values,
+        bootstrap_A=np.zeros(len(zero_values)),
+        token_lambda_A=[1.0] * len(zero_values),
+        gamma=gamma,
+        lam=1.0,
+        gamma_token=gamma_token,
+    )
+    last_A = np.array([part[-1] for part in worth], dtype=np.float64)
+    expected_A = last_A.copy()
+    for rows in rows_by_key(places(data)).values():
+        for positions in rows_by_key([data.tree_A[i] for i in rows]).values():
+            others = np.delete(rows, positions)
+            if len(others):
+                expected_A[rows[positions]] = last_A[others].mean()
+    return [
+        expected * gamma_token ** np.arange(count - 1, -1, -1, dtype=np.float64)
+        for expected, count in zip(expected_A.tolist(), units_A, strict=True)
+    ]
+
+
 def own_returns(data: Round, gamma: float) -> dict[str, Floats]:
     """Step returns and private rewards of each action, by name; [A] each, NaN where a private one is not known."""
     if data.forest is not None:
@@ -119,13 +172,20 @@ def action_rewards(data: Round) -> dict[str, Floats]:
 
 
 def centred_own_returns(data: Round, gamma: float) -> dict[str, Floats]:
-    """`own_returns`, each less its mean over the agent's actions in other trees that have it; 0 where nothing is."""
+    """`own_returns`, each less its mean over the agent's actions in other trees that have it; 0 where nothing is.
+
+    Step returns that are discounted are compared with those of the actions at its own place (`places`) only.
+    """
     centred: dict[str, Floats] = {}
+    agent_A: list[Hashable] = [item.agent for item in data.items]
+    discounted = {name for episode in data.episodes for name in episode.rewards.step} if 0 < gamma < 1 else set[str]()
+    place_A = places(data) if discounted else agent_A
     for name, own_A in own_returns(data, gamma).items():
         recorded_rows = np.flatnonzero(~np.isnan(own_A))
-        agents, episodes = [data.items[i].agent for i in recorded_rows], [data.tree_A[i] for i in recorded_rows]
+        key_A = place_A if name in discounted else agent_A
+        keys, episodes = [key_A[i] for i in recorded_rows], [data.tree_A[i] for i in recorded_rows]
         centred[name] = np.zeros(len(data.items))
-        centred[name][recorded_rows] = leave_one_out_mean(own_A[recorded_rows], agents, episodes)
+        centred[name][recorded_rows] = leave_one_out_mean(own_A[recorded_rows], keys, episodes)
     return centred
 
 
@@ -176,15 +236,17 @@ def returns_by_source(data: Round, gamma: float, step_gamma: float | None = None
     return {name: one_A * value_A for name, value_A in team_rewards(data).items()} | own_by_source
 
 
-def leave_one_out_mean(values_A: Sequence[float] | Floats, agent_A: Sequence[str], episode_A: Sequence[int]) -> Floats:
-    """Values less the mean over the same agent's actions in other episodes (trees) of the round; 0 where none are.
+def leave_one_out_mean(
+    values_A: Sequence[float] | Floats, key_A: Sequence[Hashable], episode_A: Sequence[int]
+) -> Floats:
+    """Values less the mean over the actions of the same key in other episodes (trees) of the round; 0 where none are.
 
     For rewards that no critic predicts (step and private ones). Every action of the other episodes counts once.
     Linear in the values. Shape [A].
     """
     values = np.asarray(values_A, dtype=np.float64)
     centred: Floats = np.zeros_like(values)
-    for rows in rows_by_key(agent_A).values():
+    for rows in rows_by_key(key_A).values():
         total = values[rows].sum()
         for positions in rows_by_key([episode_A[i] for i in rows]).values():
             other_count = len(rows) - len(positions)

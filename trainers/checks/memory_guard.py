@@ -25,7 +25,7 @@ from trainers.errors import TrainError
 P = ParamSpec("P")
 X = TypeVar("X")
 
-_SAVE = "set trainer.system.activation_checkpointing = true"
+_SAVE = "set train.trainer.system.activation_checkpointing = true"
 _STEP = 64  # suggested budgets are multiples of it, and it is the smallest budget
 
 
@@ -196,12 +196,12 @@ class MemoryGuard:
             smaller = f"free memory, take a smaller base model{' or shorter calls' if longer else ''}"
             return smaller + self._advice_of_smaller_bases(room)
         if self.options.system.activation_checkpointing:
-            return f"set trainer.system.tokens_per_microbatch to {least} or less"
+            return f"set train.trainer.system.tokens_per_microbatch to {least} or less"
         largest = self._largest(plain, room)
         if largest is None:
-            return f"{_SAVE} and trainer.system.tokens_per_microbatch to {least} or less"
+            return f"{_SAVE} and train.trainer.system.tokens_per_microbatch to {least} or less"
         fits = f", or {_SAVE.removeprefix('set ')}" if self._total(saving) <= room else ""
-        return f"set trainer.system.tokens_per_microbatch to {largest} or less{fits}"
+        return f"set train.trainer.system.tokens_per_microbatch to {largest} or less{fits}"
 
     def _advice_of_smaller_bases(self, room: int) -> str:
         """What else makes training fit, or nothing."""
@@ -215,7 +215,7 @@ class MemoryGuard:
             largest = self._largest(_with(self.options, activation_checkpointing=True, **{option: True}), room)
             if largest is not None:
                 fewer = largest < system.tokens_per_microbatch
-                advice += f", or set trainer.system.{option} and activation_checkpointing to true"
+                advice += f", or set train.trainer.system.{option} and activation_checkpointing to true"
                 advice += f", tokens_per_microbatch to {largest} or less" if fewer else ""
         return advice
 
@@ -248,11 +248,13 @@ def options_to_device(options: TrainerOptions) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not has_cards):
         return torch.device("cpu")
     if not has_cards:
-        raise TrainError(f"trainer.system.device is {wanted!r} but torch sees no CUDA device: use 'cpu' or 'auto'")
+        raise TrainError(
+            f"train.trainer.system.device is {wanted!r} but torch sees no CUDA device: use 'cpu' or 'auto'"
+        )
     device = torch.device("cuda" if wanted == "auto" else wanted)
     if ":" in wanted and device.index >= torch.cuda.device_count():
         raise TrainError(
-            f"trainer.system.device is {wanted!r}, but torch sees {torch.cuda.device_count()} CUDA devices: "
+            f"train.trainer.system.device is {wanted!r}, but torch sees {torch.cuda.device_count()} CUDA devices: "
             f"use 'cuda:0' to 'cuda:{torch.cuda.device_count() - 1}'"
         )
     return device
@@ -290,6 +292,6 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _next_step(options: TrainerOptions) -> str:
     budget = options.system.tokens_per_microbatch
-    smaller = f"set trainer.system.tokens_per_microbatch to {max(_STEP, budget // 2)}" if budget > _STEP else ""
+    smaller = f"set train.trainer.system.tokens_per_microbatch to {max(_STEP, budget // 2)}" if budget > _STEP else ""
     saving = "" if options.system.activation_checkpointing else _SAVE
     return " or ".join(filter(None, (smaller, saving))) or "free memory, take a smaller base model or shorter calls"

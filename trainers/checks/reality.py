@@ -85,7 +85,8 @@ def check_moved(agent_metrics: Mapping[str, Mapping[str, Any]], lr: Mapping[str,
     for name, metrics in agent_metrics.items():
         if not math.isfinite(metrics["adapter_norm"]) or not math.isfinite(metrics["adapter_moved"]):
             raise TrainError(
-                f"adapter {name!r} holds a weight that is not finite: go back to the last checkpoint, lower its lr"
+                f"adapter {name!r} holds a weight that is not finite: go back to the last checkpoint, lower its rate "
+                "(train.trainer.optimizer.lr, or train.trainer.agents.*.lr)"
             )
         steps, norm = metrics["steps"], metrics["grad_norm"]
         if not steps and metrics["adapter_moved"]:
@@ -98,16 +99,30 @@ def check_moved(agent_metrics: Mapping[str, Mapping[str, Any]], lr: Mapping[str,
         elif norm == 0:
             warnings.append(
                 f"adapter {name!r} took no step: it had no gradient, since its advantages were all 0, or below 0 where "
-                "objective.negative_weight is 0"
+                "train.trainer.objective.negative_weight is 0"
+            )
+        elif metrics.get("stopped_by") is not None and not metrics["epochs"]:
+            warnings.append(
+                f"adapter {name!r} kept nothing of its offline phase: no pass made the better calls of held-out tasks "
+                "more likely"
+            )
+        elif metrics.get("kl_target") == 0:
+            warnings.append(
+                f"adapter {name!r} took no step: none of its calls was better than its others, or than the runs "
+                "without it, so train.trainer.objective.kl_target has nothing to go by"
             )
         elif not steps:
             warnings.append(f"adapter {name!r} took no step: its update stopped before the first one")
         elif metrics.get("step_share") == 0:
-            warnings.append(f"adapter {name!r} is where it was: no part of its step stays within twice its kl_target")
+            warnings.append(
+                f"adapter {name!r} is where it was: no part of its step stays within twice what "
+                "train.trainer.objective.kl_target asks for"
+            )
         elif lr[name] > 0 and not metrics["adapter_moved"]:
             raise TrainError(
                 f"adapter {name!r} took {steps} steps of lr {lr[name]:g} with a gradient of norm {norm:.3g} and did "
-                "not move: raise its lr; if that does not help, its optimiser holds other weights than the model"
+                "not move: raise its rate (train.trainer.optimizer.lr, or train.trainer.agents.*.lr); if that does not "
+                "help, its optimiser holds other weights than the model"
             )
     return warnings
 

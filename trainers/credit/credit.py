@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from trainers.advantages.arrays import Floats, laid_end_to_end
-from trainers.advantages.estimate import Estimate
+from trainers.advantages.arrays import Floats, laid_end_to_end, rows_by_key
+from trainers.advantages.estimate import Estimate, normalize_estimate, without_noise
 from trainers.advantages.estimator import EstimatorInput, sum_of
 from trainers.advantages.group_baselines import flat_groups
 from trainers.advantages.rank_consistency import contribution_weights
@@ -32,7 +32,9 @@ from trainers.advantages.returns import (
     action_rewards,
     centred_own_returns,
     episodes_of,
+    expected_discounts,
     own_rewards_of_episodes,
+    places,
     returns_by_source,
     reward_at_the_end,
     team_chain,
@@ -42,6 +44,8 @@ from trainers.common.workers import Workers
 from trainers.config import TrainerOptions
 from trainers.credit.critic_rests import CriticRests
 from trainers.credit.shrinkage import explained_out_of_sample, shrink_values
+from trainers.credit.spreads import Spreads
+from trainers.credit.units import Units
 from trainers.credit.values import Observed, TeamCritics
 from trainers.scoring.model import PolicyModel, Tick
 
@@ -77,6 +81,7 @@ class Credit:
         self._team = TeamCritics(options, model_of, agents, seed=seed, tick=tick, workers=workers)
         self.critics = self._team.critics
         self.rests = CriticRests(tuple(self.critics))
+        self.spreads = Spreads()
         self._by_token = options.granularity == "token"
 
     def forget(self) -> None:
@@ -106,9 +111,37 @@ class Credit:
         return sum_of(returns_by_source(data, self.options.advantage.gamma, self.estimator.step_gamma), len(data.items))
 
     def known_returns(self, data: Round) -> Floats:
-        """`returns`, with NaN where a run was cut short, so that what it would have earned is not known. Shape [A]."""
-        is_cut_A = self._cut(data)
-        return np.where(is_cut_A, np.nan, self.returns(data))
+        """`returns`, with NaN where a run was cut short, so that what it would have earned is not known. Shape [A].
+
+        With a discount, less the mean of those at the action's place and with that of its agent: what is left to differ
+        is what the runs earned, and how long they took, not how early in them an action stands.
+        """
+        known_A = np.where(self._cut(data), np.nan, self.returns(data))
+        if self.options.advantage.gamma == 1:
+            return known_A
+        level_A = known_A.copy()
+        for rows in rows_by_key([item.agent for item in data.items]).values():
+            level_A[rows] -= _mean_of_known(known_A[rows])
+        for rows in rows_by_key(places(data)).values():
+            known_A[rows] -= _mean_of_known(level_A[rows])
+        return known_A
+
+    def note_spreads(self, data: Round) -> None:
+        """Remembers how far the returns of a round, or of collected episodes, lie apart."""
+        self.spreads.note([item.agent for item in data.items], self.known_returns(data))
+
+    def normalise(self, estimate: Estimate, data: Round, units: Units) -> Estimate:
+        """An estimate of the round as the loss takes it: normalised, and 0 where the returns of what was compared
+        hardly differ, by what returns of this run did so far (`trainers.credit.spreads`)."""
+        mode = self.options.advantage.normalization
+        return_U = units.repeat(self.known_returns(data))
+        normal = normalize_estimate(estimate, units.agents, mode, return_U=return_U)
+        compares = self.estimator.groups(data) is not None and not self.estimator.adds_step_rewards
+        if mode == "none" and not compares:  # what all earned alike has its part in the loss
+            return normal
+        agents_of = {"all": set(units.agents)} if mode == "batch" else {agent: {agent} for agent in units.agents}
+        key_U = ["all"] * len(units.agents) if mode == "batch" else units.agents
+        return without_noise(normal, key_U, return_U, least_of=lambda key: self.spreads.least(agents_of[str(key)]))
 
     @staticmethod
     def _cut(data: Round) -> npt.NDArray[np.bool_]:
@@ -125,10 +158,18 @@ class Credit:
         """
         if self.options.side_of is not None:
             return sum_of(centred_own_returns(data, self.estimator.step_gamma), len(data.items))
-        observed = self._team.observe(data, tokens=False)
+        observed = self._observe_stored(data)
         return_A = laid_end_to_end(self._team_returns(data, observed, observed.bootstrap_A))
         own_by_source = centred_own_returns(data, self.estimator.step_gamma)
         return return_A - laid_end_to_end(observed.values) + sum_of(own_by_source, len(data.items))
+
+    def _observe_stored(self, data: Round) -> Observed:
+        """Stored actions to their values. With a discount these are shrunk as those of a round are: a critic that
+        explains nothing says one number of calls at all places, and none of them earns that."""
+        observed = self._team.observe(data, tokens=False)
+        if self.options.advantage.critic.shrink and self.options.advantage.gamma < 1:
+            return self._shrink(data, observed)[0]
+        return observed
 
     def vtrace(self, data: Round, ratio_A: Floats) -> tuple[Floats, Fit]:
         """Stored actions with pi / mu to V-trace's advantages [A], and what fits the critics to its targets.
@@ -137,7 +178,7 @@ class Credit:
         the centred step and private parts: the loss takes rho of the policy as it is at each step, since the one at the
         start is soon out of date.
         """
-        observed = self._team.observe(data, tokens=False)
+        observed = self._observe_stored(data)
         values_A, cap = laid_end_to_end(observed.values), self.options.offline.ratio_cap
         targets_A, advantage_A = np.zeros(len(data.items)), np.zeros(len(data.items))
         for episode, rows in episodes_of(data):
@@ -183,6 +224,7 @@ class Credit:
 
         def fit() -> dict[str, Any]:
             self.estimator.commit(estimated.state)
+            self.note_spreads(data)
             figures: dict[str, Any] = {"value_loss": None, "explained_variance": None, "critics": {}, "agents": {}}
             if observed is not None and estimated.targets is not None:
                 figures = self._team.fit(
@@ -234,7 +276,8 @@ class Credit:
     ) -> tuple[Observed, dict[str, float | None], dict[str, float | None]]:
         """What the critics say, drawn towards the mean return, by how much (see `shrink_values`), and what each critic
         that was asked explains out of sample."""
-        observed = self._with_constants(data, observed)
+        discounts = self._discounts(data, [len(part) for part in observed.values])
+        observed = self._with_constants(data, observed, discounts)
         returns = self._team_returns(data, observed, observed.bootstrap_A)
         shrunk = shrink_values(
             observed.values,
@@ -244,22 +287,26 @@ class Credit:
             episode_A=data.tree_A,
             ends_A=observed.bootstrap_A,
             is_cut_A=observed.is_cut_A,
+            discounts=discounts,
         )
         explained = {key: explained_out_of_sample(shrunk, returns, view.rows) for key, view in observed.views.items()}
         return replace(observed, values=shrunk.values, bootstrap_A=shrunk.ends), shrunk.weights, explained
 
-    def _with_constants(self, data: Round, observed: Observed) -> Observed:
-        """The same with the mean return of those of its runs that ended as what an agent whose critic rests is told."""
+    def _with_constants(self, data: Round, observed: Observed, discounts: Sequence[Floats] | None) -> Observed:
+        """The same with the mean return of those of its runs that ended as what an agent whose critic rests is told,
+        as the discount leaves it at each observation."""
         if not observed.resting:
             return observed
         values, bootstrap_A = list(observed.values), observed.bootstrap_A.copy()
         return_A = [float(part.mean()) for part in self._team_returns(data, observed, np.zeros(len(data.items)))]
+        discounts = [np.ones_like(part) for part in values] if discounts is None else discounts
         for agent in observed.resting:
             rows = [i for i, actor in enumerate(observed.agents) if actor == agent]
-            ended = [return_A[i] for i in rows if not data.episodes[data.episode_A[i]].truncated]
-            mean_return = sum(ended) / len(ended) if ended else 0.0
+            ended = [i for i in rows if not data.episodes[data.episode_A[i]].truncated]
+            mean_return = sum(return_A[i] for i in ended) / len(ended) if ended else 0.0
+            mean_discount = sum(float(discounts[i].mean()) for i in ended) / len(ended) if ended else 1.0
             for i in rows:
-                values[i] = np.full_like(values[i], mean_return)
+                values[i] = mean_return / mean_discount * discounts[i]
                 bootstrap_A[i] = mean_return if observed.is_cut_A[i] else 0.0
         return replace(observed, values=values, bootstrap_A=bootstrap_A)
 
@@ -275,6 +322,7 @@ class Credit:
             values=None if observed is None else observed.values,
             bootstrap_A=None if observed is None else observed.bootstrap_A,
             side_of=self.options.side_of,
+            least_deviation=self.spreads.least(item.agent for item in data.items),
         )
 
     def _contribution(self, data: Round) -> dict[str, float] | None:
@@ -284,6 +332,11 @@ class Credit:
         team_E = np.array([episode.rewards.total for episode in data.episodes])
         tasks = [episode.task_id for episode in data.episodes]
         return contribution_weights(own_rewards_of_episodes(data), team_E, tasks)
+
+    def _discounts(self, data: Round, units_A: Sequence[int]) -> list[Floats] | None:
+        """See `expected_discounts`."""
+        gamma, gamma_token = self.options.advantage.gamma, self.options.experimental.gamma_token
+        return expected_discounts(data, units_A, gamma=gamma, gamma_token=gamma_token)
 
     def _team_returns(self, data: Round, observed: Observed, bootstrap_A: Floats) -> list[Floats]:
         """Discounted team reward after each observation: no baseline, lambda = 1."""
@@ -298,3 +351,9 @@ class Credit:
             lam=1.0,
             gamma_token=self.options.experimental.gamma_token,
         )
+
+
+def _mean_of_known(values: Floats) -> float:
+    """The mean of the entries that are known; 0 where none is."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else 0.0

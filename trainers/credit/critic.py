@@ -4,8 +4,10 @@ Input is the base model's last hidden state where the decision is taken (paper, 
 token for an action, before each sampled token for tokens; and which of the agents that share the critic acts.
 Features are standardised per dimension with the statistics of the first episodes seen, then kept: hidden states have
 a large part in common to all prompts, which a LayerNorm would leave in, and the small rest is what tells tasks
-apart. Before any fit V = 0. Invariant: float32 on the CPU, own generator, no gradient ever reaches the base model.
-It knows nothing of tokens, adapters or dependencies.
+apart. Targets are fitted in a unit of their own, the largest less the smallest of the first that differ (or of later
+ones that lie twice as far apart), so that no rate hangs on the unit that rewards are counted in. Before any fit V = 0.
+Invariant: float32 on the CPU, own generator, no gradient ever reaches the base model. It knows nothing of tokens,
+adapters or dependencies.
 
 Shapes, for N observations: features_NF [N, F]; agent_N, targets_N, episode_N and held_N [N].
 """
@@ -27,6 +29,7 @@ _CHUNK = 4096  # observations per forward pass without gradient; bounds memory
 _LIMIT = 5.0  # standard deviations; keeps unusual observations (an episode cut short) within what was fitted
 _PATIENCE = 5  # epochs without a better held-out score before warm-up stops
 _HELD_OUT = 5  # one episode in this many
+_WIDER = 2.0  # targets that lie so many times as far apart as the unit have another one
 
 
 class Critic:
@@ -53,7 +56,7 @@ class Critic:
             "output_weight": torch.zeros(1, options.hidden, requires_grad=True),
             "output_bias": torch.zeros(1, requires_grad=True),
         }
-        self.statistics: dict[str, Tensor] = {}  # "mean" and "scale", shape [F], from the first fit
+        self.statistics: dict[str, Tensor] = {}  # "mean" and "scale", shape [F], from the first fit; "unit", of targets
         self.optimizer = self._fresh_optimizer()
 
     @torch.no_grad()
@@ -61,6 +64,11 @@ class Critic:
         """V of each observation, shape [N]; 0 before the first fit."""
         if not self.statistics:
             return torch.zeros(len(features_NF))
+        return self._unit * self._scaled_values(features_NF, agent_N)
+
+    @torch.no_grad()
+    def _scaled_values(self, features_NF: Tensor, agent_N: Tensor) -> Tensor:
+        """V in the critic's unit."""
         chunks = zip(torch.split(features_NF, _CHUNK), torch.split(agent_N, _CHUNK), strict=True)
         return torch.cat([self._forward(features_CF, agent_C) for features_CF, agent_C in chunks])
 
@@ -71,11 +79,13 @@ class Critic:
         longer pulls (PPO's clipped value loss); what the others pull on the shared weights may still move it.
         """
         self._first_statistics(features_NF)
-        old_N = self.values(features_NF, agent_N)
+        self._find_unit(targets_N)
+        old_N = self._scaled_values(features_NF, agent_N)
+        scaled_N, chosen_M = targets_N / self._unit, torch.arange(len(targets_N))
         loss = None
         for _ in range(self.options.epochs):
-            loss = self._epoch(features_NF, agent_N, targets_N, chosen_M=torch.arange(len(targets_N)), old_N=old_N)
-        return loss
+            loss = self._epoch(features_NF, agent_N, scaled_N, chosen_M=chosen_M, old_N=old_N)
+        return None if loss is None else loss * self._unit**2
 
     def held_out(self, episode_N: Tensor) -> Tensor:
         """Which observations `warm_up` is to be judged on: those of a random fifth of the episodes. Bool [N]."""
@@ -98,16 +108,18 @@ class Critic:
         """
         fitted_M, held_M = torch.nonzero(~held_N).squeeze(1), torch.nonzero(held_N).squeeze(1)
         self._first_statistics(features_NF[fitted_M])
-        held = features_NF[held_M], agent_N[held_M], targets_N[held_M]
+        self._find_unit(targets_N[fitted_M])
+        scaled_N = targets_N / self._unit
+        held = features_NF[held_M], agent_N[held_M], scaled_N[held_M]
         with torch.no_grad():
             self.parameters["output_weight"].zero_()
-            self.parameters["output_bias"].fill_(float(targets_N[fitted_M].mean()))
+            self.parameters["output_bias"].fill_(float(scaled_N[fitted_M].mean()))
         best = self._score(*held)
         best_weights = {name: p.detach().clone() for name, p in self.parameters.items()}
         best_epoch = epoch = 0
         while best is not None and epoch < self.options.warmup_epochs and epoch - best_epoch < _PATIENCE:
             epoch += 1
-            self._epoch(features_NF, agent_N, targets_N, chosen_M=fitted_M, old_N=None)
+            self._epoch(features_NF, agent_N, scaled_N, chosen_M=fitted_M, old_N=None)
             score = self._score(*held)
             if score is not None and score > best:
                 best, best_epoch = score, epoch
@@ -116,13 +128,13 @@ class Critic:
             for name, parameter in self.parameters.items():
                 parameter.copy_(best_weights[name])
         self.optimizer = self._fresh_optimizer()  # its moments belong to the weights that were given up
-        held_loss = float(self._loss(self.values(*held[:2]), held[2])) if len(held_M) else None
+        held_loss = float(self._loss(self._scaled_values(*held[:2]), held[2])) * self._unit**2 if len(held_M) else None
         return {"epochs": epoch, "explained_variance": best, "value_loss": held_loss}
 
     def _epoch(
         self, features_NF: Tensor, agent_N: Tensor, targets_N: Tensor, chosen_M: Tensor, old_N: Tensor | None
     ) -> float:
-        """One pass over the chosen observations; the mean loss on the way."""
+        """One pass over the chosen observations, targets in the critic's unit; the mean loss on the way."""
         total = 0.0
         shuffled_M = chosen_M[torch.randperm(len(chosen_M), generator=self.generator)]
         for rows in torch.split(shuffled_M, max(_BATCH, -(-len(chosen_M) // _STEPS))):
@@ -140,7 +152,7 @@ class Critic:
         return value_loss(values_B, targets_B, kind, delta=delta, old_N=None if clip is None else old_B, clip=clip)
 
     def _score(self, features_NF: Tensor, agent_N: Tensor, targets_N: Tensor) -> float | None:
-        return explained_variance(self.values(features_NF, agent_N), targets_N)
+        return explained_variance(self._scaled_values(features_NF, agent_N), targets_N)
 
     def _forward(self, features_NF: Tensor, agent_N: Tensor) -> Tensor:
         linear = torch.nn.functional.linear
@@ -156,6 +168,19 @@ class Critic:
             scale_F = features_NF.std(dim=0, correction=0)
             # a dimension that never varied says nothing; dividing by almost zero would make noise of it
             self.statistics = {"mean": features_NF.mean(dim=0), "scale": scale_F.where(scale_F > 1e-4, 1.0)}
+
+    @property
+    def _unit(self) -> float:
+        return float(self.statistics["unit"]) if "unit" in self.statistics else 1.0
+
+    def _find_unit(self, targets_N: Tensor) -> None:
+        """The unit of these targets, unless the one so far fits; values stay what they were."""
+        spread, unit = targets_N.max() - targets_N.min(), self._unit
+        if spread > (_WIDER * unit if "unit" in self.statistics else 0):
+            self.statistics["unit"] = spread
+            with torch.no_grad():
+                for name in ("output_weight", "output_bias"):
+                    self.parameters[name].mul_(unit / spread)
 
     def _standardise(self, features_NF: Tensor) -> Tensor:
         # in place after the first operation: large intermediates cost more than the matrix product

@@ -13,9 +13,11 @@ Shapes: _A one entry per action of the whole round, _U one per unit of it.
 # ruff: noqa: N803, N806 (shape suffixes)
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Hashable, Sequence
+
 import numpy as np
 
-from trainers.advantages.arrays import Floats
+from trainers.advantages.arrays import Floats, Rows, rows_by_key
 from trainers.advantages.estimate import BASELINE, Estimate
 from trainers.advantages.settings import Normalization
 from trainers.batch import Round
@@ -31,8 +33,10 @@ def append_successes(
     units: Units,
     *,
     return_A: Floats,
+    place_A: Sequence[Hashable] | None,
     reward: str,
     mode: Normalization,
+    least_of: Callable[[Collection[str]], float],
     in_deviations: bool = False,
 ) -> tuple[Estimate, Estimate]:
     """The estimates of a round's fresh units, as they came and normalised, to those of all of its units.
@@ -40,7 +44,10 @@ def append_successes(
     Args:
         units: of the whole round.
         return_A: what each action of the whole round earned.
+        place_A: where in its run each stands (`trainers.advantages.returns.places`), with a discount: it is then
+            compared with the fresh actions there. None: with all of its agent, or of the batch.
         reward: the source that a success is put down to.
+        least_of: of some agents, the smallest deviation of returns that counts (`trainers.credit.spreads`).
         in_deviations: whether the estimator itself divided by a deviation (`Estimator.in_deviations`).
     """
     replayed_A = np.array([data.episodes[e].replayed for e in data.episode_A], dtype=np.bool_)
@@ -48,15 +55,22 @@ def append_successes(
     mean_A, scale_A = np.zeros_like(return_A), np.ones_like(return_A)
     for agent in dict.fromkeys(agent_A[replayed_A].tolist()):
         rows = agent_A == agent
-        fresh_returns = return_A[~replayed_A & (rows if mode != "batch" else True)]
-        mean_A[rows] = fresh_returns.mean() if len(fresh_returns) else 0.0
+        fresh_rows = np.flatnonzero(~replayed_A & (rows if mode != "batch" else True))
+        fresh_returns = return_A[fresh_rows]
+        if place_A is None:
+            mean_A[rows] = fresh_returns.mean() if len(fresh_returns) else 0.0
+        else:
+            mean_of = {key: return_A[at].mean() for key, at in _rows_by_place(place_A, fresh_rows).items()}
+            mean_A[rows] = [mean_of.get(place_A[i], 0.0) for i in np.flatnonzero(rows)]
+            fresh_returns = fresh_returns - [mean_of[place_A[i]] for i in fresh_rows]
         if in_deviations or mode != "none":
             spread = float(fresh_returns.std()) if len(fresh_returns) else 0.0
-            deviation = spread if spread > _ROUNDING * np.abs(fresh_returns).max(initial=0.0) else 0.0
+            least = max(_ROUNDING * np.abs(return_A[fresh_rows]).max(initial=0.0), least_of(set(agent_A[fresh_rows])))
+            deviation = spread if spread > least else 0.0
             excess = return_A[rows & replayed_A] - mean_A[rows & replayed_A]
             # where all fresh runs earned the same, the best success is worth 1
             scale_A[rows] = deviation or max(float(excess.max()), float(np.finfo(np.float64).tiny))
-    is_better_A = replayed_A & (return_A > mean_A)
+    is_better_A = replayed_A & (return_A - mean_A > _ROUNDING * np.abs(return_A))
     earned_A, baseline_A = np.where(is_better_A, return_A, 0.0), np.where(is_better_A, -mean_A, 0.0)
     is_replayed_U = units.repeat(replayed_A.astype(np.float64)).astype(np.bool_)
 
@@ -72,3 +86,8 @@ def append_successes(
         return Estimate(advantage_U, by_source)
 
     return whole(fresh, scale_A if in_deviations else np.ones_like(scale_A)), whole(normal, scale_A)
+
+
+def _rows_by_place(place_A: Sequence[Hashable], rows: Rows) -> dict[Hashable, Rows]:
+    """Some actions by where they stand."""
+    return {place: rows[at] for place, at in rows_by_key([place_A[i] for i in rows]).items()}

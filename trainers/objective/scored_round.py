@@ -262,9 +262,9 @@ def _check_engine(
     tolerance, advice = options.importance.engine_tolerance, "check which model, adapter and template the server serves"
     from_engine = options.importance.proximal == "engine"
     if from_engine and tolerance > _ENGINE_GAP:
-        tolerance, advice = _ENGINE_GAP, "serve in float32, or set trainer.importance.proximal to 'recomputed'"
+        tolerance, advice = _ENGINE_GAP, "serve in float32, or set train.trainer.importance.proximal to 'recomputed'"
     elif options.system.load_in_4bit and not options.needs_behaviour and tolerance > _UNCORRECTED_GAP:
-        tolerance, advice = _UNCORRECTED_GAP, "set trainer.importance.mismatch to 'truncate'"
+        tolerance, advice = _UNCORRECTED_GAP, "set train.trainer.importance.mismatch to 'truncate'"
     if options.system.load_in_4bit:
         advice += ", or have the engine serve the 4-bit base that the trainer computes (docs/gpus.md)"
     if gap is not None and gap > tolerance:
@@ -276,7 +276,7 @@ def _check_engine(
                 f"; the engine's are higher by {mean_excess:.3f} on average, as where an output is constrained to "
                 "several tokens (response_format, structured_outputs, tool_choice): "
                 + (
-                    "set trainer.importance.proximal to 'recomputed', "
+                    "set train.trainer.importance.proximal to 'recomputed', "
                     if from_engine
                     else "do not constrain these calls, "
                 )

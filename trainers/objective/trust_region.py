@@ -80,7 +80,7 @@ def information(advantages: Sequence[float]) -> float:
     n / (n + 8), where n = 1 / (sum of w^2) is how many examples that is worth.
 
     Args:
-        advantages: one per action of the round, good and bad.
+        advantages: one per action of the round, good and bad; and 0 for each run that went on without one.
     """
     better = [advantage for advantage in advantages if advantage > 0]
     total = math.fsum(better)

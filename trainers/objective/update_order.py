@@ -134,6 +134,9 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
         learner = context.policies.learners[name]
         snapshot = learner.snapshot()
         adapter_round = context.to_adapter_round(name, factor_A, rows=rows)
+        target = _kl_target(adapter_round, acting, options, absent=_runs_without(data, rows, options))
+        if target == 0:  # nothing says how far, so there is no step, and none to look at
+            adapter_round = context.to_adapter_round(name, factor_A, rows=[])
         schedule = rate_factor(options.experimental.schedule, context.rounds)
         worth = _worth_of_round(adapter_round.advantage_U, learner.kl_rate, options)
         lr = learner.set_rate(worth.rate * schedule)
@@ -145,11 +148,10 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
         measured: dict[str, float | None] = {"kl_after": None, "kl_of_call": None, "step_share": None}
         sampled_rows = context.sampled_rows(name)
         factor_mean = float(factor_A[sampled_rows].mean()) if sampled_rows else None
-        target = _kl_target(adapter_round, acting, options)
         if not weighs_others:  # nothing but the KL is asked, and some of the calls tell it
             kinds = [(data.items[i].agent, data.items[i].turn) for i in sampled_rows]
             sampled_rows = [sampled_rows[k] for k in spread_rows(kinds, _PROBES)]
-        if sampled_rows and (weighs_others or target is not None):
+        if sampled_rows and target != 0 and (weighs_others or target is not None):
             phase = partial(context.tick_of, f"new log-probs {name}", len(sampled_rows))
             sampled_round = context.to_adapter_round(name, factor_A, rows=sampled_rows)
             limit = None if target is None else SLACK * target
@@ -212,19 +214,31 @@ def _stands(data: Round) -> list[list[tuple[int, float]]]:
     return [[(e, 1.0)] for e in data.episode_A] if data.forest is None else data.forest.stands_A
 
 
-def _kl_target(data: AdapterRound, acting: int, options: TrainerOptions) -> float | None:
+def _runs_without(data: Round, rows: Sequence[int], options: TrainerOptions) -> int:
+    """How many of the runs that the policies sampled have none of these actions; a run with its forks counts once."""
+    sampled_runs = {
+        tree
+        for tree, episode in zip(data.tree_E, data.episodes, strict=True)
+        if not (options.replay.successes and episode.replayed)
+    }
+    return len(sampled_runs - {data.tree_A[i] for i in rows})
+
+
+def _kl_target(data: AdapterRound, acting: int, options: TrainerOptions, *, absent: int) -> float | None:
     """How far an adapter should move in a round, in nats a call: its part of what the round says; None: wherever.
 
     The policy sampled no success of before, so these are not among all that it sampled. Where none of its own actions
-    was better, they are all that the round has to say, and count.
+    was better, they are all that the round has to say, and count. A run in which it did not act is one more that went
+    on without: an agent that acts in runs that did well, and in no others, was better than those.
 
     Args:
         acting: adapters that act in the round: a team moves by about the sum of its agents.
+        absent: runs in which it did not.
     """
     if options.objective.kl_target is None:
         return None
     mean_A = [float(part_U.mean()) for part_U in data.advantage_U]
     is_own_A = [True] * len(mean_A) if data.success_A is None else (~data.success_A).tolist()
     own_means = [mean for mean, is_own in zip(mean_A, is_own_A, strict=True) if is_own]
-    nats = information(own_means) or information(mean_A)
+    nats = information([*own_means, *[0.0] * absent]) or information(mean_A)
     return options.objective.kl_target * nats / max(1, acting)

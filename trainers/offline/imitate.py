@@ -2,8 +2,9 @@
 
 Epochs over minibatches of a given number of actions. After each epoch two things are looked at: how likely the better
 actions of tasks that are held out are by now, and how far the policy has moved on calls of its own. Once two
-epochs in a row have not made them more likely, the weights of the best epoch are put back and none follows. An epoch
-that moves beyond the budget is shortened along its own line until it is within, and none follows.
+epochs in a row have not made them more likely none follows. An epoch that moves beyond the budget is shortened along
+its own line until it is within, and none follows. What is kept are the weights of the epoch that made them likeliest,
+or those of the start where none made them more likely.
 
 Invariants: only that adapter changes; however often is imitated, no call of a held-out task was learned from before,
 as the learner remembers those tasks; shares are parts of the whole of its actions, so no cut into minibatches changes
@@ -63,8 +64,8 @@ class Imitated:
     """What came of an adapter's offline phase, and how its held-out actions fit it, by agent.
 
     figures: loss and grad_norm (means over minibatches), coefficient_mean, steps and epochs (that count), stopped_by
-        ("held-out likelihood", "kl", or None), held_out_loss and kl_after (nats a call; None where nothing measures
-        them).
+        ("held-out likelihood", "kl", or None, where every epoch was made and counts), held_out_loss and kl_after (nats
+        a call; None where nothing measures them).
     """
 
     figures: dict[str, Any]
@@ -93,6 +94,7 @@ def imitate(learner: AdapterLearner, data: Demonstrations, generator: torch.Gene
     held_out_before = phase.held_fits()
     stopped_by: str | None = None
     best = _Best(epochs=0, held_loss=phase.held_loss(), weights=learner.snapshot(), kl_after=None)
+    epoch = 0
     for epoch in range(1, offline.epochs + 1):
         start_weights = learner.snapshot()
         phase.run_epoch(generator, tick)
@@ -106,6 +108,8 @@ def imitate(learner: AdapterLearner, data: Demonstrations, generator: torch.Gene
         if is_shortened:
             stopped_by = KL
             break
+    if best.epochs < epoch and stopped_by is None:  # the epochs were all made, and the last of them is taken back
+        stopped_by = HELD_OUT
     phase.go_back_to(best)
     fields: dict[str, Any] = {"epochs": best.epochs, "stopped_by": stopped_by}
     fields |= {"held_out_loss": best.held_loss, "kl_after": best.kl_after}
@@ -131,7 +135,7 @@ class _Phase:
         self.advantage_A = torch.tensor(data.advantages, dtype=torch.float32, device=self.device)
         self.share_A = shares_A_of(data.items, data.episode_A, learner.options, granularity="token", device=self.device)
         held = _hold_out(data.task_A, learner.imitated_tasks)
-        self.held = held if any(self._coefficients(held, log_ratio=0.0) > 0) else []
+        self.held = held if any(self._good_coefficients(held) > 0) else []
         self.fitted = sorted(set(range(len(data.items))) - set(self.held))
         learner.imitated_tasks |= {_task_digest(data.task_A[i]) for i in self.fitted}
         self.minibatches = max(1, round(len(self.fitted) / learner.options.offline.minibatch_actions))
@@ -164,8 +168,9 @@ class _Phase:
     def held_loss(self) -> float | None:
         """How unlikely the better of the held-out actions are by now; None where none are held out.
 
-        The loss of the mode without what it pushes down, which grows without bound as it is pushed, and with the
-        importance weights of the start, so that two epochs are compared on the same terms.
+        The loss of the mode over actions of an advantage above 0. What it pushes down grows without bound as it is
+        pushed; and what it imitates a little although it went badly (awr), of which there may be far more, is not what
+        the phase is for. With the importance weights of the start, so that two epochs are compared on the same terms.
         """
         if not self.held:
             return None
@@ -174,7 +179,7 @@ class _Phase:
         for batch in scoring_passes(self.learner.model, self.learner.workers, batches):
             row_T, rows = batch.row_T.to(self.device), list(batch.items)
             new_T = self.learner.model.logprobs(self.learner.adapter, batch)
-            good_A = self._coefficients(rows, log_ratio=0.0).clamp(min=0)
+            good_A = self._good_coefficients(rows)
             total += float(imitation_loss(new_T, row_T, good_A, share_T=self.share_A[rows][row_T]))
         return self.learner.workers.add([total])[0]
 
@@ -228,6 +233,13 @@ class _Phase:
             log_ratio = torch.zeros(len(rows), device=self.device).index_add(0, row_T, gap_T)
         coefficient_A = self._coefficients(rows, log_ratio)
         return imitation_loss(new_T, row_T, coefficient_A, share_T=parts * self.share_A[rows][row_T]), coefficient_A
+
+    def _good_coefficients(self, rows: Sequence[int]) -> Tensor:
+        """Those of the start, and 0 for actions that were no better than expected; shape [A of them]."""
+        coefficient_A = self._coefficients(rows, log_ratio=0.0)
+        if self.learner.options.offline.mode == "filtered":  # all of them were chosen
+            return coefficient_A
+        return coefficient_A.where(self.advantage_A[list(rows)] > 0, 0.0)
 
     def _coefficients(self, rows: Sequence[int], log_ratio: Tensor | float) -> Tensor:
         """What the mode weighs some actions by, at these log-ratios; shape [A of them]."""

@@ -1,5 +1,8 @@
 """Stored episodes to better adapters before the first fresh rollout, each mode by its own advantage.
 
+Advantages are in units of the spread of the returns: the largest less the smallest, so that no option hangs on the unit
+that rewards are counted in, and rewards of 0 and 1 are as they are.
+
     filtered     imitation of what reached the threshold
     awr          imitation weighted by exp((return - V) / beta)                        advantage-weighted regression
     asymre       (return - (mean return + shift)) log pi                               AsymRE, arXiv 2506.20520
@@ -23,7 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainers.advantages.arrays import Floats
+from trainers.advantages.arrays import Floats, rows_by_key
+from trainers.advantages.returns import places
 from trainers.batch import ActionItem, Round, forced_share
 from trainers.config import TrainerOptions
 from trainers.credit.credit import Credit
@@ -132,17 +136,31 @@ def _advantages(
     offline = options.offline
     if not data.items or offline.mode in ("filtered", "off"):
         return np.zeros(len(data.items)), lambda: None
+    returns_A = credit.returns(data)
+    unit_A = _spreads(data, returns_A, options)
     if offline.mode == "vtrace":
         assert ratio_A is not None
-        return credit.vtrace(data, ratio_A)
+        advantage_A, fit = credit.vtrace(data, ratio_A)
+        return advantage_A / unit_A, fit
     if offline.mode in ("awr", "importance"):
-        return credit.replay_advantages(data), lambda: None
-    returns_A = credit.returns(data)
-    baseline_A = np.full(len(returns_A), offline.shift if offline.mode == "asymre" else 0.0)
-    for agent in {item.agent for item in data.items}:  # what one earns alone says nothing of another's calls
-        rows = data.agents_to_rows([agent])
+        return credit.replay_advantages(data) / unit_A, lambda: None
+    baseline_A = unit_A * (offline.shift if offline.mode == "asymre" else 0.0)
+    # what one earns alone says nothing of another's calls, nor, with a discount, what late calls earn of early ones
+    keys = [item.agent for item in data.items] if options.advantage.gamma == 1 else places(data)
+    for rows in rows_by_key(keys).values():
         baseline_A[rows] += returns_A[rows].mean()
-    return returns_A - baseline_A, lambda: None
+    return (returns_A - baseline_A) / unit_A, lambda: None
+
+
+def _spreads(data: Round, returns_A: Floats, options: TrainerOptions) -> Floats:
+    """The largest less the smallest return of the agent for which they lie furthest apart, in the team, or in each side
+    of a game; 1 where all agents always earn the same. Shape [A]."""
+    agents = [item.agent for item in data.items]
+    spread_by_agent = {agent: float(np.ptp(returns_A[rows])) for agent, rows in rows_by_key(agents).items()}
+    unit_A: Floats = np.ones_like(returns_A)
+    for rows in rows_by_key([(options.side_of or {}).get(agent) for agent in agents]).values():
+        unit_A[rows] = max(spread_by_agent[agents[i]] for i in rows) or 1.0
+    return unit_A
 
 
 def _ratios(data: Round, policies: Policies, tick: Callable[[str, int], Tick]) -> Floats:

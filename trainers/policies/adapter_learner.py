@@ -115,7 +115,8 @@ class AdapterLearner:
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.options.optimizer.max_grad_norm))
         if not math.isfinite(norm):
             raise TrainError(
-                f"adapter {self.adapter!r}: the gradient is not finite; lower trainer.optimizer.lr or check the rewards"
+                f"adapter {self.adapter!r}: the gradient is not finite; lower train.trainer.optimizer.lr or check the "
+                "rewards"
             )
         if norm > 0:
             self.optimizer.step()

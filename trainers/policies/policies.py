@@ -172,7 +172,7 @@ class Policies:
         if device.type == "cuda" and workers.count > 1:
             device = workers.device
         if options.system.shard_base and workers.count == 1:
-            raise TrainError("trainer.system.shard_base: nothing to deal out over: one process trains")
+            raise TrainError("train.trainer.system.shard_base: nothing to deal out over: one process trains")
         self.memory = MemoryGuard(
             options, self.adapters, device, sharers=workers.sharers, learners=workers.count, meet=workers.wait
         )

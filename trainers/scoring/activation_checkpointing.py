@@ -52,16 +52,16 @@ def recompute_layers(
     layers = decoder_layers(backbone)
     if not layers:
         raise TrainError(
-            f"trainer.system.activation_checkpointing: the layers of {model_dir} cannot be computed again; leave it "
-            "out, and lower trainer.system.tokens_per_microbatch to save memory"
+            f"train.trainer.system.activation_checkpointing: the layers of {model_dir} cannot be computed again; leave "
+            "it out, and lower train.trainer.system.tokens_per_microbatch to save memory"
         )
     expected = _slopes(hidden, parameters)
     for layer in layers:
         layer.forward = partial(_recomputed, layer.forward, backbone.config, adapter)
     if not all(map(_equal, _slopes(hidden, parameters), expected)):
         raise TrainError(
-            f"trainer.system.activation_checkpointing: the layers of {model_dir} give other gradients when they "
-            "are computed again; leave it out, and lower trainer.system.tokens_per_microbatch to save memory"
+            f"train.trainer.system.activation_checkpointing: the layers of {model_dir} give other gradients when they "
+            "are computed again; leave it out, and lower train.trainer.system.tokens_per_microbatch to save memory"
         )
 
 

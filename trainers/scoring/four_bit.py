@@ -31,7 +31,7 @@ def require_bitsandbytes() -> None:
     """Raises TrainError, which says what to install, where bitsandbytes is missing."""
     if find_spec("bitsandbytes") is None:
         raise TrainError(
-            "trainer.system.load_in_4bit needs bitsandbytes: pip install 'marft-bridge[qlora]', or leave it out"
+            "train.trainer.system.load_in_4bit needs bitsandbytes: pip install 'marft-bridge[qlora]', or leave it out"
         )
 
 
@@ -56,12 +56,14 @@ def compute_by_whole_weights(base: torch.nn.Module) -> None:
     """
     layers = list(four_bit_layers(base))
     if not layers:
-        raise TrainError("trainer.system.load_in_4bit: this model has no linear layer that 4 bits hold: leave it out")
+        raise TrainError(
+            "train.trainer.system.load_in_4bit: this model has no linear layer that 4 bits hold: leave it out"
+        )
     widths = sorted({layer.in_features for layer in layers if layer.in_features % BLOCK})
     if widths and layers[0].weight.device.type == "cpu":
         raise TrainError(
-            f"trainer.system.load_in_4bit: a linear layer of this model reads {widths[0]} numbers, and on the CPU only "
-            f"multiples of {BLOCK} can be held in 4 bits: leave it out"
+            f"train.trainer.system.load_in_4bit: a linear layer of this model reads {widths[0]} numbers, and on the "
+            f"CPU only multiples of {BLOCK} can be held in 4 bits: leave it out"
         )
     for layer in layers:
         layer.forward = partial(_forward, layer)

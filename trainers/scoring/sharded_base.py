@@ -44,8 +44,8 @@ def shard_layers(base: Any, backbone: Any, device: torch.device, *, model_dir: P
     layers = decoder_layers(backbone)
     if not layers:
         raise TrainError(
-            f"trainer.system.shard_base: the layers of {model_dir} cannot be told apart, so they are not dealt out; "
-            "leave it out, or take another base model"
+            f"train.trainer.system.shard_base: the layers of {model_dir} cannot be told apart, so they are not dealt "
+            "out; leave it out, or take another base model"
         )
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # where FSDP2 puts what it deals out

@@ -346,7 +346,8 @@ def test_learners_together_are_told_to_deal_out_a_base_that_none_holds_alone(tmp
     assert room.total < whole.total
     said = refusal(guard_of(wide, room.total, learners=4).check)
     assert said.endswith(
-        "or set trainer.system.shard_base and activation_checkpointing to true, tokens_per_microbatch to 64 or less"
+        "or set train.trainer.system.shard_base and activation_checkpointing to true, tokens_per_microbatch to 64 "
+        "or less"
     )
     assert "shard_base" not in refusal(guard_of(wide, room.total).check)  # one learner has nobody to share with
     guard_of(wide, room.total, learners=4, shard_base=True, **least).check()
@@ -357,7 +358,9 @@ def test_what_fits_exactly_is_let_through_and_one_byte_less_is_not(model_dir: Pa
     guard_of(model_dir, needed).check()
     said = refusal(guard_of(model_dir, needed - 1).check)
     assert said.startswith(f"training needs about {bytes_to_text(needed)} of memory (base model 1 MiB, adapters 1 MiB")
-    assert f"and {bytes_to_text(needed - 1)} are there for it: set trainer.system.tokens_per_microbatch to " in said
+    assert (
+        f"and {bytes_to_text(needed - 1)} are there for it: set train.trainer.system.tokens_per_microbatch to " in said
+    )
 
 
 @pytest.mark.parametrize("share", [0.9, 0.5, 0.2])
@@ -367,7 +370,7 @@ def test_the_suggested_budget_is_the_largest_that_fits(model_dir: Path, share: f
     )
     free = int(least + share * (most - least))
     said = refusal(guard_of(model_dir, free, tokens_per_microbatch=100_000).check)
-    suggested = int(said.split("trainer.system.tokens_per_microbatch to ")[1].split()[0])
+    suggested = int(said.split("train.trainer.system.tokens_per_microbatch to ")[1].split()[0])
     assert suggested % 64 == 0
     guard_of(model_dir, free, tokens_per_microbatch=suggested).check()
     refusal(guard_of(model_dir, free, tokens_per_microbatch=suggested + 64).check)
@@ -380,7 +383,7 @@ def test_checkpointing_is_suggested_where_it_is_enough_and_not_where_it_is_on(mo
     )
     budget = {"tokens_per_microbatch": 8192}
     both = refusal(guard_of(model_dir, saving, **budget).check)
-    assert both.endswith(" or less, or trainer.system.activation_checkpointing = true")
+    assert both.endswith(" or less, or train.trainer.system.activation_checkpointing = true")
     guard_of(model_dir, saving, **budget, activation_checkpointing=True).check()
     only = refusal(guard_of(model_dir, saving - MIB, **budget).check)
     assert only.endswith(" or less")
@@ -403,7 +406,8 @@ def test_both_are_suggested_where_neither_is_enough(model_dir: Path) -> None:
     guard.check()
     said = refusal(lambda: guard.expect(call))
     assert said.endswith(
-        "set trainer.system.activation_checkpointing = true and trainer.system.tokens_per_microbatch to 64 or less"
+        "set train.trainer.system.activation_checkpointing = true and train.trainer.system.tokens_per_microbatch to 64 "
+        "or less"
     )
 
 
@@ -552,8 +556,8 @@ def test_running_out_of_memory_is_one_line(
 
     monkeypatch.setattr(trainer.policies.model, "_hidden_at", exhausted)
     said = refusal(lambda: getattr(trainer, phase)(played))
-    saving = "" if on else " or set trainer.system.activation_checkpointing = true"
-    assert said == f"training ran out of memory: set trainer.system.tokens_per_microbatch to 256{saving}"
+    saving = "" if on else " or set train.trainer.system.activation_checkpointing = true"
+    assert said == f"training ran out of memory: set train.trainer.system.tokens_per_microbatch to 256{saving}"
 
 
 @pytest.mark.parametrize(

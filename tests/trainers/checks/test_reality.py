@@ -145,7 +145,7 @@ def test_an_adapter_that_had_nothing_to_learn_is_named_and_let_pass(changes: dic
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"adapter_moved": 0.0}, r"^adapter 'actor' took 2 steps of lr 0\.001 .* did not move: raise its lr"),
+        ({"adapter_moved": 0.0}, r"^adapter 'actor' took 2 steps of lr 0\.001 .* did not move: raise its rate"),
         ({"adapter_norm": math.nan}, r"^adapter 'actor' holds a weight that is not finite"),
         ({"adapter_moved": math.inf}, r"^adapter 'actor' holds a weight that is not finite"),
         ({"steps": 0, "grad_norm": None}, r"^adapter 'actor' moved without a step of its own optimiser"),

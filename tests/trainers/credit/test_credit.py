@@ -25,12 +25,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trace_store.records import Reward
 from trainers.advantages.estimate import BASELINE, Estimate
 from trainers.advantages.estimator import EstimatorInput, estimators
-from trainers.advantages.returns import centred_own_returns, returns_by_source
+from trainers.advantages.returns import centred_own_returns, expected_discounts, returns_by_source
 from trainers.advantages.settings import EstimatorSettings
 from trainers.batch import ActionItem, EpisodeItem, Round, episodes_to_round, trajectories_to_round
 from trainers.config import LoraOptions
 from trainers.credit.credit import Credit
 from trainers.credit.critic import Critic
+from trainers.credit.units import Units
 from trainers.rewards import EpisodeRewards, StepReward
 from trainers.scoring.model import PolicyModel
 
@@ -366,6 +367,104 @@ def test_every_call_of_the_better_run_is_better_than_its_baseline_whatever_its_d
         if name != "rae":
             assert (advantage_U[:3] > 0).all()
             assert (advantage_U[3:] < 0).all()
+
+
+def _chains(orders: Sequence[str], rewards: Sequence[float]) -> Round:
+    """A chain of calls for each order of agents, each a task of its own; an agent's prompt says which turn it is."""
+    episodes = []
+    for number, (order, reward) in enumerate(zip(orders, rewards, strict=True)):
+        turns = [order[:k].count(agent) for k, agent in enumerate(order)]
+        items = [_item(agent, [turn], [1], turn) for agent, turn in zip(order, turns, strict=True)]
+        successors = tuple((k + 1,) if k + 1 < len(order) else () for k in range(len(order)))
+        episodes.append(_episode(items, reward, successors, f"t{number}"))
+    return _round(*episodes)
+
+
+def _shrunk(gamma: float, **options: Any) -> Credit:
+    return _credit(TokenIsFeature(), "abc", gamma=gamma, critic={"shrink": True}, **options)
+
+
+SHAPES = {"chain": ["abc"], "loop": ["aaa"], "any order": ["abc", "cab", "bca"], "router": ["abaca", "acaba"]}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("gamma", [0.5, 0.9, 1.0])
+@pytest.mark.parametrize("is_resting", [False, True])
+@pytest.mark.parametrize("mode", ["agent", "batch", "none"])
+def test_with_a_critic_every_call_of_a_better_run_is_better_whatever_its_depth(
+    shape: str, gamma: float, is_resting: bool, mode: str
+) -> None:
+    """Runs that earned 1 and 0.9, in equal number in every fifth of the tasks and every order of the agents."""
+    orders = [order for order in SHAPES[shape] for _ in range(20)]
+    rewards = [1.0 if number // 5 % 2 else 0.9 for number in range(len(orders))]
+    data = _chains(orders, rewards)
+    credit = _shrunk(gamma, normalize=mode)
+    if is_resting:
+        credit.rests.end_warm_up({"shared/0": 0.0})
+    estimate, _ = credit.estimate(data)
+    earned_A = np.array([rewards[e] for e in data.episode_A])
+    normal = credit.normalise(estimate, data, Units(data, "action"))
+    for advantage_A in (estimate.advantage_U, normal.advantage_U):
+        assert (advantage_A[earned_A == 1.0] > 0).all()
+        assert (advantage_A[earned_A == 0.9] < 0).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_with_a_discount_runs_that_all_earned_the_same_say_nothing(shape: str) -> None:
+    data = _chains([order for order in SHAPES[shape] for _ in range(12)], [0.7] * 12 * len(SHAPES[shape]))
+    credit = _shrunk(0.9)
+    credit.critics["shared/0"] = cast("Critic", FeatureIsValue())  # its values differ, by the turn
+    estimate, _ = credit.estimate(data)
+    normal = credit.normalise(estimate, data, Units(data, "action"))
+    assert not normal.advantage_U.any()
+
+
+def test_with_a_discount_the_shorter_of_two_runs_that_earned_alike_is_the_better_one() -> None:
+    """Twelve runs of one call and twelve of two, all earn 1. The first call is worth 0.95 at gamma 0.9."""
+    data = _chains(["a", "aa"] * 12, [1.0] * 24)
+    estimate, _ = _shrunk(0.9, gae_lambda=1.0).estimate(data)
+    firsts = [i for i, item in enumerate(data.items) if item.turn == 0]
+    ends = {i for i in firsts if len(data.episodes[data.episode_A[i]].actions) == 1}
+    assert all((estimate.advantage_U[i] > 0) == (i in ends) for i in firsts)
+    # what a reward is worth to the other runs' first calls: 11 x 1 and 12 x 0.9 of 23, or 12 and 11
+    discounts = expected_discounts(data, [1] * len(data.items), gamma=0.9, gamma_token=1.0)
+    assert discounts is not None
+    assert {round(float(discounts[i][0]), 9) for i in firsts} == {round(x / 23, 9) for x in (11 + 10.8, 12 + 9.9)}
+
+
+@pytest.mark.parametrize("gamma_token", [0.9, 1.0])
+def test_the_tokens_of_a_better_call_are_better_whatever_follows_them(gamma_token: float) -> None:
+    items = [[_item("a", [3], [1, 2, 3]), _item("a", [4], [1, 2], 1)] for _ in range(20)]
+    rewards = [1.0 if number // 5 % 2 else 0.9 for number in range(20)]
+    data = _round(*(_episode(pair, r, task=str(n)) for n, (pair, r) in enumerate(zip(items, rewards, strict=True))))
+    credit = _shrunk(0.9, granularity="token", gamma_token=gamma_token)
+    advantage_U = credit.estimate(data)[0].advantage_U
+    earned_U = np.repeat(rewards, 5)
+    assert (advantage_U[earned_U == 1.0] > 0).all()
+    assert (advantage_U[earned_U == 0.9] < 0).all()
+
+
+@pytest.mark.parametrize("mode", ["awr", "importance", "vtrace"])
+def test_with_a_discount_stored_calls_of_the_better_runs_are_the_better_ones(mode: str) -> None:
+    rewards = [1.0 if number // 5 % 2 else 0.9 for number in range(20)]
+    data = _chains(["aaa"] * 20, rewards)
+    credit = _shrunk(0.9, offline={"mode": mode})
+    credit.warm_up(data)
+    ones_A = np.ones(len(data.items))
+    advantage_A = credit.vtrace(data, ones_A)[0] if mode == "vtrace" else credit.replay_advantages(data)
+    earned_A = np.array([rewards[e] for e in data.episode_A])
+    assert (advantage_A[earned_A == 1.0] > 0).all()
+    assert (advantage_A[earned_A == 0.9] < 0).all()
+
+
+def test_with_a_discount_a_step_reward_is_compared_with_those_at_its_own_place() -> None:
+    """Two runs of three calls; what arrived with the last one is 1 and 0.9, at gamma 0.9 0.9 and 0.81 before it."""
+    items = [_item("a", [turn], [1], turn) for turn in range(3)]
+    runs = [
+        _episode(items, 0.0, ((1,), (2,), ()), step={"tool": (StepReward(value, {0: 2, 1: 1, 2: 0}),)})
+        for value in (1.0, 0.9)
+    ]
+    _close(centred_own_returns(_round(*runs), 0.9)["tool"], [0.081, 0.09, 0.1, -0.081, -0.09, -0.1])
 
 
 def test_a_truncated_episode_is_not_bootstrapped_without_a_critic(model: PolicyModel) -> None:

@@ -131,7 +131,7 @@ def test_a_fit_is_a_step_of_the_named_loss(kind: str, delta: float) -> None:
     critic = _critic(**options)
     with torch.no_grad():  # an output of zero would give the hidden layer no gradient
         critic.parameters["output_weight"].copy_(_normal(1, 64, seed=9) * 0.3)
-    features_NF, targets_N = _normal(20), torch.linspace(-3, 3, 20)
+    features_NF, targets_N = _normal(20), torch.linspace(-0.5, 0.5, 20)  # 1 apart: in units of the reward
     expected = _plain_module_after_one_step(critic, features_NF, targets_N, kind, delta)
     critic.fit(features_NF, _nobody(20), targets_N)
     for ours, theirs in zip(critic.parameters.values(), expected.parameters(), strict=True):
@@ -263,6 +263,33 @@ def test_what_is_held_out_never_moves_the_weights() -> None:
         assert result["explained_variance"] > 0
         found.append({name: p.detach().clone() for name, p in critic.parameters.items()})
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.parametrize("unit", [1 / 128, 64.0])  # powers of two, so that no rounding differs
+def test_what_is_learned_of_rewards_in_another_unit_is_the_same_in_that_unit(unit: float) -> None:
+    features_NF = _normal(200)
+    fits = []
+    for scale in (1.0, unit):
+        critic = _critic()
+        targets_N = scale * (features_NF[:, 0] > 0).float()
+        result = critic.warm_up(features_NF, _nobody(200), targets_N, critic.held_out(_episodes(100)))
+        loss = critic.fit(features_NF, _nobody(200), targets_N.flip(0))
+        assert loss is not None
+        fits.append((result["explained_variance"], loss / scale**2, critic.values(features_NF, _nobody(200)) / scale))
+    assert fits[0][0] > 0.5
+    assert fits[0][:2] == pytest.approx(fits[1][:2])
+    torch.testing.assert_close(fits[0][2], fits[1][2])
+
+
+def test_targets_that_come_to_lie_further_apart_leave_the_values_what_they_were() -> None:
+    features_NF, critic = _normal(64), _critic(epochs=8)
+    critic.fit(features_NF, _nobody(64), 0.01 * features_NF[:, 0].sign())
+    before_N = critic.values(features_NF, _nobody(64))
+    critic.options = CriticOptions(epochs=0)
+    critic.fit(features_NF, _nobody(64), features_NF[:, 0].sign())
+    assert float(critic.statistics["unit"]) == 2.0
+    assert float(before_N.abs().max()) > 1e-4
+    torch.testing.assert_close(critic.values(features_NF, _nobody(64)), before_N)
 
 
 def test_equal_seeds_give_equal_bits_and_others_do_not() -> None:

@@ -40,6 +40,7 @@ def appended(
     mode: Normalization = "agent",
     by_token: bool = False,
     in_deviations: bool = False,
+    least: float = 0.0,
 ) -> tuple[Estimate, Estimate]:
     given = Estimate(np.array(fresh), {"reward": np.array(fresh) + 0.5, "baseline": np.full(len(fresh), -0.5)})
     units = Units(data, "token" if by_token else "action")
@@ -47,8 +48,10 @@ def appended(
         *(given, given, data),
         units=units,
         return_A=np.array(returns),
+        place_A=None,
         reward="reward",
         mode=mode,
+        least_of=lambda agents: least * len(agents),
         in_deviations=in_deviations,
     )
 
@@ -117,6 +120,33 @@ def test_where_all_fresh_runs_earned_alike_the_best_success_is_worth_one(fresh: 
     """The deviation of equal numbers is rounding, and no unit to measure by."""
     _, normal = appended(whole_round(fresh, 2), [0.0] * fresh, [earned] * fresh + [1.0, (1 + earned) / 2])
     assert normal.advantage_U[fresh:].tolist() == pytest.approx([1, 0.5])
+
+
+def test_where_fresh_runs_differ_by_less_than_counts_the_best_success_is_worth_one() -> None:
+    _, normal = appended(whole_round(4, 2), [0.0] * 4, [0, 0.001, 0, 0.001, 0.5005, 1.0005], least=0.01)
+    assert normal.advantage_U[4:].tolist() == pytest.approx([0.5, 1])
+
+
+@pytest.mark.parametrize("mode", ["batch", "agent"])
+def test_with_a_discount_a_success_is_held_against_the_fresh_calls_at_its_place(mode: Normalization) -> None:
+    """Chains of two at gamma 1/2; fresh runs earned 0 and 0.9, a success of before 1: its calls are 1/2 and 1 above
+    the means of 0.225 and 0.45. The fresh ones deviate from these by 0.225 and 0.45, in all by their square mean."""
+    episodes = [SimpleNamespace(replayed=i == 2) for i in range(3)]
+    items = [SimpleNamespace(agent="a", decided=(0,)) for _ in range(6)]
+    data: Any = SimpleNamespace(episodes=episodes, items=items, episode_A=(0, 0, 1, 1, 2, 2))
+    given = Estimate(np.zeros(4), {"reward": np.zeros(4)})
+    plain, normal = append_successes(
+        *(given, given, data),
+        units=Units(data, "action"),
+        return_A=np.array([0, 0, 0.45, 0.9, 0.5, 1.0]),
+        place_A=[("a", 0), ("a", 1)] * 3,
+        reward="reward",
+        mode=mode,
+        least_of=lambda _: 0.0,
+    )
+    assert plain.advantage_U[4:].tolist() == pytest.approx([0.275, 0.55])
+    deviation = ((0.225**2 + 0.45**2) / 2) ** 0.5
+    assert normal.advantage_U[4:].tolist() == pytest.approx([0.275 / deviation, 0.55 / deviation])
 
 
 @pytest.mark.parametrize("by_token", [False, True])

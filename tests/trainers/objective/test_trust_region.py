@@ -117,6 +117,49 @@ def test_who_does_not_act_takes_no_part_of_the_limit(model_dir: Path) -> None:
     torch.testing.assert_close(moved[0], moved[1])
 
 
+def parts(games: list[Trajectory], of_runs: range) -> list[Trajectory]:
+    """The runs, in which the actor acts, as far as the trainer is to know, in some only; these earned 1, others 0."""
+    return [
+        replace(
+            game,
+            actions=tuple(replace(a, trainable=a.node != AGENTS[1] or i in of_runs) for a in game.actions),
+            rewards=tuple(replace(reward, value=float(i in of_runs)) for reward in game.rewards),
+        )
+        for i, game in enumerate(games)
+    ]
+
+
+@pytest.mark.parametrize("negative_weight", [0.0, 1.0])
+def test_an_agent_that_acts_in_the_better_runs_only_is_held_against_those_without_it(
+    model_dir: Path, negative_weight: float
+) -> None:
+    trainer = trainer_of(model_dir, kl_target=TARGET, estimator="rloo", negative_weight=negative_weight)
+    games = [replace(game, episode=replace(game.episode, task_id="t")) for game in games_of(trainer)]
+    metrics = trainer.update(parts(games, range(0, 12, 3)))["agents"][AGENTS[1]]
+    # four calls that are better alike, and eight runs without one: log 3 nats, trusted by 4 / 12; two adapters act
+    assert metrics["kl_target"] == pytest.approx(TARGET * math.log(3) / 3 / 2, rel=1e-5)
+    assert metrics["step_share"] > 0
+    assert metrics["adapter_moved"] > 0
+
+
+def test_where_nothing_says_how_far_there_is_no_step_no_pass_and_a_warning(model_dir: Path) -> None:
+    """The actor acts in the runs that went badly, and in no others: none of its calls was better than anything."""
+    ticks: set[str] = set()
+    trainer = trainer_of(model_dir, kl_target=TARGET, estimator="rloo", negative_weight=1.0)
+    trainer.progress = lambda phase, done, _: ticks.add(phase) if done else None
+    games = [replace(game, episode=replace(game.episode, task_id="t")) for game in games_of(trainer)]
+    bad = [
+        replace(game, rewards=tuple(replace(reward, value=1 - reward.value) for reward in game.rewards))
+        for game in parts(games, range(0, 12, 3))
+    ]
+    result = trainer.update(bad)
+    metrics = result["agents"][AGENTS[1]]
+    assert (metrics["steps"], metrics["adapter_moved"], metrics["kl_target"]) == (0, 0.0, 0.0)
+    assert f"old log-probs {AGENTS[1]}" in ticks
+    assert not {f"update {AGENTS[1]}", f"new log-probs {AGENTS[1]}"} & ticks
+    assert any("train.trainer.objective.kl_target has nothing to go by" in line for line in result["warnings"])
+
+
 def test_what_is_not_measured_is_none(model_dir: Path) -> None:
     """A sequential round scores all but its last adapter again anyway; a simultaneous one scores none."""
     for update, measured in (("sequential", {AGENTS[0]}), ("simultaneous", set())):

@@ -179,7 +179,7 @@ def test_agents_may_run_on_base_models_of_different_width(model_dir: Path, tmp_p
 @pytest.mark.parametrize(
     ("agents", "message"),
     [
-        ({"nobody": {}}, r"trainer.agents.nobody: there is no such agent; they are reasoner, actor"),
+        ({"nobody": {}}, r"train.trainer.agents.nobody: there is no such agent; they are reasoner, actor"),
         ({"reasoner": {"frozen": True}, "actor": {"frozen": True}}, "every agent is frozen"),
         (
             {"reasoner": {"adapter": "x", "lr": 0.1}, "actor": {"adapter": "x"}},

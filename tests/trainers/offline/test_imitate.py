@@ -176,6 +176,47 @@ def test_the_budget_is_measured_on_calls_of_every_agent_of_an_adapter(
     assert probed == [{"reasoner": 16, "actor": 16}]
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_a_pass_that_is_taken_back_has_its_reason_and_is_warned_of(model_dir: Path, epochs: int) -> None:
+    """Every call is another one, at a rate at which the first pass already makes what is held out less likely."""
+    trainer = trainer_of(model_dir, lr=0.2, epochs=epochs, kl_budget=1e6)
+    result = trainer.replay(by_heart(64))
+    figures = result["agents"]["actor"]
+    assert (figures["epochs"], figures["steps"], figures["adapter_moved"]) == (0, 0, 0.0)
+    assert figures["stopped_by"] == "held-out likelihood"
+    assert "adapter 'actor' kept nothing of its offline phase" in result["warnings"][-1]
+
+
+def test_what_went_badly_has_no_part_in_when_to_stop(model_dir: Path) -> None:
+    """awr imitates failures a little; here they are seven of eight calls of a task: only that eighth is looked at."""
+    trainer = MarftTrainer(
+        trainer_options(device="cpu", lr=0.01, offline={"mode": "awr", "kl_budget": 1e3}, critic={"warmup_epochs": 0}),
+        model_dir,
+        AGENTS,
+        seed=0,
+    )
+    draw = torch.Generator().manual_seed(0)
+    episodes = []
+    for task in range(64):
+        for k in range(8):
+            said = 5 if k == 0 else int(torch.randint(VOCABULARY, (1,), generator=draw))
+            episodes.append(make_trajectory([make_action("actor", [3], [said])], float(k == 0), task_id=str(task)))
+    looked_at = list[float]()
+    weigh = _Phase._good_coefficients
+
+    def noted(phase: _Phase, rows: Any) -> torch.Tensor:
+        good = weigh(phase, rows)
+        looked_at.extend(phase.advantage_A[list(rows)][good > 0].tolist())
+        return good
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Phase, "_good_coefficients", noted)
+        trainer.warm_up(episodes)
+        trainer.replay(episodes)
+    assert looked_at
+    assert min(looked_at) > 0.8  # the return less the mean one, of an eighth or so: no failure among them
+
+
 def test_too_few_traces_hold_none_out(model_dir: Path) -> None:
     figures = imitated(trainer_of(model_dir, epochs=3), one_rule(12))
     assert (figures["held_out_actions"], figures["held_out_loss"], figures["epochs"]) == (0, None, 3)

@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from support.tiny_policy import AGENTS, both_low, play, save_tiny_llama
+from support.tiny_policy import AGENTS, both_low, make_trajectory, play, sample, save_tiny_llama
 from support.trainer_options import trainer_options
 from torch import Tensor
 
@@ -90,6 +91,41 @@ def test_a_side_learns_from_its_own_payoff(model_dir: Path, mode: str) -> None:
         assert all(learned["agents"][agent]["steps"] for agent in AGENTS)
         ends.append(adapters(trainer))
     assert not torch.equal(*ends)
+
+
+@pytest.mark.parametrize("mode", OFFLINE_MODES)
+def test_with_a_discount_calls_of_the_better_runs_are_better_whatever_their_depth(model_dir: Path, mode: str) -> None:
+    """One agent that acts three times in a run, twelve of which earned 1 and twelve 0.9."""
+    valued = {"critic": {"shrink": True, "warmup_epochs": 0}}
+    options = trainer_options(device="cpu", gamma=0.9, offline={"mode": mode}, **valued)
+    trainer = MarftTrainer(options, model_dir, ["actor"], 0)
+    earned = [1.0 if i // 5 % 2 else 0.9 for i in range(20)]
+    runs = []
+    for i, reward in enumerate(earned):
+        calls = [sample(trainer, "actor", [3, 4 + k], 1, torch.Generator().manual_seed(3 * i + k)) for k in range(3)]
+        run = make_trajectory(calls, reward, task_id=str(i))
+        runs.append(replace(run, episode=replace(run.episode, episode_id=f"e{i}")))
+    trainer.warm_up(runs)
+    data = trainer._to_round(runs, "replay" if options.offline.needs_behaviour else "imitation")
+    advantages, _ = phases._advantages(data, trainer.credit, options, ratio_A=np.ones(len(data.items)))
+    if mode == "asymre":  # whose baseline lies lower, for all alike
+        advantages += options.offline.shift
+    assert [advantage > 0 for advantage in advantages] == [earned[e] == 1.0 for e in data.episode_A]
+
+
+@pytest.mark.parametrize("mode", OFFLINE_MODES)
+def test_rewards_in_another_unit_teach_the_same(model_dir: Path, mode: str) -> None:
+    """In 64ths and in 64s, so that no rounding differs: the same weights of all calls, and the same adapters."""
+    ends = []
+    for unit in (1.0, 1 / 64, 64.0):
+        trainer = trainer_of(model_dir, mode)
+        runs = stored(trainer, [unit * reward for reward in (0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.5, 0.0)])
+        trainer.warm_up(runs)
+        figures = trainer.replay(runs)["agents"]["actor"]
+        ends.append((figures["coefficient_mean"], figures["effective_sample_size"], adapters(trainer)))
+    for mean, size, weights in ends[1:]:
+        assert (mean, size) == (pytest.approx(ends[0][0]), pytest.approx(ends[0][1]))
+        torch.testing.assert_close(weights, ends[0][2])
 
 
 @pytest.mark.parametrize("mode", ["topr", "asymre"])

@@ -129,7 +129,7 @@ class TestOnTheRealLibrary:
 
     def test_a_gap_that_nothing_corrects_for_is_refused_beyond_rounding(self, seen: Any) -> None:
         engines = seen["engines"]
-        assert "more than 0.06: set trainer.importance.mismatch to 'truncate', or have" in engines["uncorrected"]
+        assert "more than 0.06: set train.trainer.importance.mismatch to 'truncate', or have" in engines["uncorrected"]
         assert "more than 0.01: serve in float32, or set" in engines["engine"]
         assert engines["not quantised"] is None
 
