@@ -219,9 +219,9 @@ def test_tables_that_begin_like_the_model_keep_sharing_by_advantage_alignment_an
 
 @pytest.mark.slow
 def test_with_the_default_beta_tables_lose_some_of_what_they_shared() -> None:
-    """What the page says of six seeds: between what plain training leaves and what the configuration's beta keeps."""
+    """Between what plain training leaves and what the beta of the configuration keeps; the page has both ends."""
     ends = [cooperation_by_round("social_dilemma", seed, beta=1.0)[-1] for seed in range(6)]
-    assert (round(min(ends), 2), round(max(ends), 2)) == (0.15, 0.58)
+    assert (min(ends), max(ends)) == pytest.approx((0.10, 0.58), abs=0.02)
 
 
 def test_the_two_configurations_differ_in_their_estimator_alone() -> None:
