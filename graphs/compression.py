@@ -8,13 +8,14 @@ After SCMA (Self-Compression of Chain-of-Thought via Multi-Agent Reinforcement L
 segmentation and scoring agents, chunks that together are the reasoning, scores from 1 to 5, and one reward of all three
 in which the scores weigh the length. Simplified: sums of two small numbers; the segmenter says which sentences begin a
 chunk instead of writing the text again with marks; each agent has an adapter of its own, where the paper's share all
-parameters. Ours are how a score discounts length (`score_to_weight`), the size of the term, and the own rewards of
-segmenter and scorer by the numbers of the task: with the shared reward alone, the best scorer calls everything
+parameters. Ours are how a score discounts length (`chunks_to_length_cost`), the size of the term, and the own rewards
+of segmenter and scorer by the numbers of the task: with the shared reward alone, the best scorer calls everything
 essential.
 
 Invariant: the chunks of a reasoning are all its sentences in order, whatever the segmenter wrote; what it or the scorer
-cannot say costs that agent its own reward. The team's length term then counts every chunk by half, which may be more or
-less than a scorer would have found.
+cannot say costs that agent its own reward. The team's length term then counts every chunk as scored in the middle,
+which may be more or less than a scorer would have found. Segmenter and scorer earn most, with what the team earns, by
+what is right of the reasoning at hand.
 """
 
 from __future__ import annotations
@@ -60,8 +61,10 @@ HIGHEST_SCORE = 5
 NEUTRAL_SCORE = 3  # of every chunk where the scorer gave no scores
 FULL_LENGTH = 120  # characters of idle reasoning that cost LENGTH_PRICE
 LENGTH_PRICE = 0.4
+NEEDED_CHARACTERS = 20  # what "So the answer is 12." takes
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_CLAUSE_END = re.compile(r"(?<=[,;:.!?])\s+|\n+")
 
 
 class ReasoningState(TypedDict, total=False):
@@ -126,8 +129,14 @@ def text_to_starts(text: str, count: int) -> list[int] | None:
 
 def join_sentences(sentences: Sequence[str], starts: Sequence[int] | None) -> list[str]:
     """The chunks; without `starts` each sentence is one."""
-    bounds = [start - 1 for start in starts or range(1, len(sentences) + 1)]
-    return [" ".join(sentences[low:high]) for low, high in zip(bounds, [*bounds[1:], len(sentences)], strict=True)]
+    all_starts = starts or range(1, len(sentences) + 1)
+    return [" ".join(sentences[low:high]) for low, high in _starts_to_spans(all_starts, len(sentences))]
+
+
+def _starts_to_spans(starts: Sequence[int], count: int) -> list[tuple[int, int]]:
+    """By chunk, the indices of its first sentence and of the one after its last."""
+    bounds = [start - 1 for start in starts]
+    return list(zip(bounds, [*bounds[1:], count], strict=True))
 
 
 def text_to_scores(text: str, count: int) -> list[int] | None:
@@ -142,11 +151,24 @@ def score_to_weight(score: int) -> float:
     return (score - 1) / (HIGHEST_SCORE - 1)
 
 
-def chunks_to_length_cost(chunks: Sequence[str], scores: Sequence[int] | None) -> float:
-    """Idle characters over FULL_LENGTH, at most 1: each chunk counts by 1 - its weight, all by half without scores."""
+def chunks_to_length_cost(chunks: Sequence[str], scores: Sequence[int] | None, answer: int) -> float:
+    """Idle characters over FULL_LENGTH, at most 1. Without scores every chunk counts as scored NEUTRAL_SCORE.
+
+    A score frees its weight of a chunk: of the one that brings the answer at most `needed_characters`, so that nothing
+    is gained by joining idle sentences to it, or by writing commas in the place of full stops.
+    """
     all_scores = scores or [NEUTRAL_SCORE] * len(chunks)
-    idle = sum((1 - score_to_weight(score)) * len(chunk) for chunk, score in zip(chunks, all_scores, strict=True))
+    idle = 0.0
+    for chunk, score, is_essential in zip(chunks, all_scores, texts_to_essential(chunks, answer), strict=True):
+        freed = needed_characters(chunk, answer) if is_essential else len(chunk)
+        idle += len(chunk) - score_to_weight(score) * freed
     return min(idle / FULL_LENGTH, 1.0)
+
+
+def needed_characters(chunk: str, answer: int) -> int:
+    """What it takes to bring the answer: the shortest clause of a chunk that has it, at most NEEDED_CHARACTERS."""
+    clauses = [clause for clause in _CLAUSE_END.split(chunk) if answer in numbers_in(clause)]
+    return min([NEEDED_CHARACTERS, *map(len, clauses)])
 
 
 def texts_to_essential(texts: Sequence[str], answer: int) -> list[bool]:
@@ -156,23 +178,35 @@ def texts_to_essential(texts: Sequence[str], answer: int) -> list[bool]:
 
 
 def starts_to_credit(sentences: Sequence[str], starts: Sequence[int] | None, answer: int) -> float:
-    """The share of neighbouring sentences that are rightly parted or joined; 0 where nothing was usable.
+    """How well chunks meet the parts of a reasoning, from 0 to 1; 0 where nothing was usable.
 
-    Two sentences are rightly parted where one of them brings the answer and the other does not. 1 for one sentence.
+    The parts are the sentence that brings the answer, what is before it, and what is after it. Of a part counts the
+    chunk that meets it best, by the characters that the two share over all characters of both; the credit is the mean
+    over parts. So a reasoning that is joined to one chunk has 1 over its number of parts, however long it is.
     """
     if starts is None:
         return 0.0
-    essential = texts_to_essential(sentences, answer)
-    right = [(index + 1 in starts) == (essential[index - 1] != essential[index]) for index in range(1, len(sentences))]
-    return sum(right) / len(right) if right else 1.0
+    essential = enumerate(texts_to_essential(sentences, answer))
+    parts = [{index for index, _ in group} for _, group in itertools.groupby(essential, key=lambda pair: pair[1])]
+    chunks = [set(range(low, high)) for low, high in _starts_to_spans(starts, len(sentences))]
+
+    def characters(indices: set[int]) -> int:
+        return sum(len(sentences[index]) for index in indices)
+
+    best = [max(characters(part & chunk) / characters(part | chunk) for chunk in chunks) for part in parts]
+    return sum(best) / len(best)
 
 
 def scores_to_credit(chunks: Sequence[str], scores: Sequence[int] | None, answer: int) -> float:
-    """The mean over chunks of 1 - |weight - essential|; 0 where nothing was usable."""
+    """The mean over characters of 1 - |weight - essential| of their chunk; 0 where nothing was usable.
+
+    By characters, as the length term counts: a long idle chunk that is called essential costs more here than it gains.
+    """
     if scores is None:
         return 0.0
-    weighed = zip(scores, texts_to_essential(chunks, answer), strict=True)
-    return sum(1 - abs(score_to_weight(score) - is_essential) for score, is_essential in weighed) / len(scores)
+    weighed = zip(chunks, scores, texts_to_essential(chunks, answer), strict=True)
+    right = sum(len(chunk) * (1 - abs(score_to_weight(score) - is_essential)) for chunk, score, is_essential in weighed)
+    return right / sum(map(len, chunks))
 
 
 def tasks() -> Iterator[dict[str, Any]]:
@@ -205,7 +239,7 @@ def reward(task: dict[str, Any], result: dict[str, Any], run: Any) -> dict[str, 
     own, length_cost = None, 0.0
     if reasoning:
         chunks, scores = result["chunks"], result["scores"]
-        length_cost = chunks_to_length_cost(chunks, scores)
+        length_cost = chunks_to_length_cost(chunks, scores, answer)
         own = {
             "agent:segmenter": starts_to_credit(text_to_sentences(reasoning), result["starts"], answer),
             "agent:scorer": scores_to_credit(chunks, scores, answer),

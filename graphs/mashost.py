@@ -7,9 +7,11 @@ Every turn the host sees the question and what the team said so far, and writes 
     NEXT: SOLVER READS 1 AND 2     an agent that reads what agents 1 and 2 said
     NEXT: DONE                     the last agent's answer is the team's
 
-An added agent acts at once (`Send`), and the host is next. Adder and finder have a tool each, a solver has none. Which
-team is best differs: an adder alone for a sum, a finder whom a solver reads for a fact, two adders whom a solver reads
-for two sums to compare; a solver alone is as cheap as an adder, and mostly wrong.
+An added agent acts at once (`Send`), and the host is next. Adder and finder have a tool each, a solver has none. By
+what `examples/zoo/mashost.toml` pays, whoever can answer alone is best paid alone: one adder for a sum, and one adder
+for two sums to compare as well (0.95), where it names the numbers of the larger one; two adders whom a solver reads
+need not know which that is, and have 0.85. Only a fact takes two, a finder and a solver that reads it (0.9). A solver
+alone is as cheap as an adder, and mostly wrong.
 
 After MasHost (arXiv 2506.08507). Theirs: building a team as a search over graphs, in which an action is a role with its
 connections, or to end, given the question, the team so far and its messages; the host learns from how whole teams did

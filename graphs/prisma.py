@@ -163,12 +163,18 @@ def text_to_verdict(text: str, sentences: Sequence[str]) -> Verdict:
 
 
 def tasks() -> Iterator[dict[str, Any]]:
-    """240 tasks in one fixed order: three facts of each of forty people, and of the boss of each."""
+    """120 tasks in one fixed order: of each of forty people three facts, of which one is asked by way of who reports.
+
+    Each of the 160 sentences is needed by one task alone. So a held-out question asks what no training task asks, and
+    goes by a boss that none goes by: what was learned by heart does not answer it.
+    """
     by_name = {person.name: person for person in people()}
-    for fact, (one_hop, two_hops) in QUESTIONS.items():
-        for person in people():
-            boss = by_name[person.boss]
-            yield _fact_to_task(person, fact, one_hop.format(name=person.name))
+    for index, person in enumerate(people()):
+        boss = by_name[person.boss]  # everybody is the boss of one other, so all facts of all people come up
+        for fact_index, (fact, (one_hop, two_hops)) in enumerate(QUESTIONS.items()):
+            if fact_index != index % len(QUESTIONS):
+                yield _fact_to_task(boss, fact, one_hop.format(name=boss.name))
+                continue
             task = _fact_to_task(boss, fact, two_hops.format(name=person.name))
             yield task | {"id": f"boss-{fact}-{person.name}", "needed": [person.sentences["boss"], *task["needed"]]}
 

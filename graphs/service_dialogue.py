@@ -62,8 +62,9 @@ DECISIONS = (*PROBLEMS.values(), "DECLINE")
 MANNERS = ("plain", "chatty", "touchy")
 GOODS = ("lamp", "chair", "clock", "vase", "desk", "globe", "drum", "flute", "mirror", "kettle")
 FACTS = ("problem", "order", "standing")  # to be found: the first two from the customer, the last from the books
-OTHER_VALUES: Mapping[Fact, Sequence[str]] = {"problem": tuple(PROBLEMS), "order": ("11", "12", "13")}
-"""What else each fact of the customer might be; of the orders one is too late and others are in time."""
+ORDERS = tuple(str(number) for number in range(11, 100))  # 10 is left to the examples
+OTHER_VALUES: Mapping[Fact, Sequence[str]] = {"problem": tuple(PROBLEMS), "order": ORDERS}
+"""All that each fact of the customer might be."""
 
 _COURTESY = frozenset({"please", "thanks", "thank"})
 _CHATTER = "Such a nice shop you have."
@@ -110,7 +111,7 @@ class DialogueState(TypedDict, total=False):
 
 
 Simulator = Callable[[Person, Move], str]
-"""What a customer answers to a move; must not name a fact that the move did not ask for."""
+"""What a customer answers to a move: a script, which must not tell a fact that the move did not ask for."""
 
 
 def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
@@ -121,10 +122,10 @@ def build(model: BaseChatModel) -> CompiledStateGraph[Any, Any, Any, Any]:
 def build_with_simulator(
     model: BaseChatModel, simulator: Simulator, is_deterministic: bool = True
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The same with another simulated customer.
+    """The same with another script in the customer's place. A model is not meant: a simulator is given none to call.
 
     Args:
-        is_deterministic: whether it answers the same to the same person and move. Of one that samples, as a model does,
+        is_deterministic: whether it answers the same to the same person and move. Of a script that draws its words,
             only leaks in the fact's own words are found.
     """
 
@@ -207,7 +208,7 @@ def is_too_late(order: str) -> bool:
 def leaked_facts(simulator: Simulator, person: Person, move: Move, answer: str) -> list[Fact]:
     """The facts that a move did not ask for and its answer depends on, in whatever words.
 
-    With another value of such a fact the customer would have answered otherwise, so the answer tells something of it.
+    With some other value of such a fact the answer would have been another one, so it tells something of it.
     """
 
     def changes_answer(fact: Fact, value: str) -> bool:
@@ -254,14 +255,12 @@ def tasks() -> Iterator[dict[str, Any]]:
     """
     rng = random.Random(0)
     earlier_people: set[tuple[str, str, str]] = set()
-    late, in_time = (
-        [number for number in range(11, 100) if is_too_late(str(number)) is late] for late in (True, False)
-    )
+    late, in_time = ([order for order in ORDERS if is_too_late(order) is late] for late in (True, False))
     for number in range(180):
         decision = DECISIONS[number % 3]
         problem = next((name for name, due in PROBLEMS.items() if due == decision), rng.choice(tuple(PROBLEMS)))
         goods, manner = GOODS[number % len(GOODS)], MANNERS[number // 3 % 3]
-        orders = map(str, late if decision == "DECLINE" else in_time)
+        orders = late if decision == "DECLINE" else in_time
         order = rng.choice([order for order in orders if (problem, order, manner) not in earlier_people])
         earlier_people.add((problem, order, manner))
         person: Person = {"goods": goods, "problem": problem, "order": order, "manner": manner}

@@ -12,7 +12,8 @@ five examples share. And players are asked for yes or no: asked for the moves by
 and who never keeps does not find out what that pays.
 
 Invariant: the moves of one round never depend on each other. A reply that begins with no move counts as sharing, which
-never costs the other side, and costs its own `ILLEGAL_COST`; it never ends the run, and is no cooperation.
+pays the other side as sharing does, and costs its own `ILLEGAL_COST`; it never ends the run, and is no cooperation. No
+reward of the other side holds that cost. Its advantages do by Advantage Alignment, which counts what a rival gains.
 """
 
 from __future__ import annotations

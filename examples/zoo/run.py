@@ -40,8 +40,11 @@ _START = re.compile(r"^start_from = .*?(?=\s*(#.*)?$)", re.MULTILINE)
 _EACH = """set -e
 for c in collect train; do "$0" -m marft_bridge "$c" --config "$1" --run "$2"; done
 "$0" -m marft_bridge compare --config "$1" --run "$2" ${3:+--opponents "$3"}"""
-OPPONENTS = {"kuhn_poker": "4,base", "tic_tac_toe": "4,base", "negotiation": "base"}
-"""Games that are judged by a tournament too: who plays the base model and the trained version, see `compare`."""
+OPPONENTS = {"kuhn_poker": "1,newest,base", "tic_tac_toe": "1,newest,base", "negotiation": "base"}
+"""Games that are judged by a tournament too: who plays the base model and the trained version, see `compare`.
+
+One that is the trained version itself is no further player, so one alone might leave the base as the only opponent.
+"""
 SHOWN = {"compression": "reasoner_tokens"}
 """What is told besides the deciding metric: another one that the comparison measured."""
 _MARGIN_WORDS: dict[MarginOutcome, str] = {
@@ -145,7 +148,7 @@ def contrast_to_parts(contrast: Contrast, shown: Contrast | None) -> list[str]:
 
 
 def tournament_to_parts(tournament: Tournament, base: str, trained: str) -> list[str]:
-    """The trained version's Elo, where the base model has 0, and what both earned a game on both seats."""
+    """The trained version's Elo, where the base model has 0, by how many opponents; what both earned on both seats."""
     (rated,) = [row for row in tournament.ratings if row.variant == trained]
     interval = "" if rated.low is None else f" (95 % {rated.low:+.0f} to {rated.high:+.0f})"
     games = [match for match in tournament.matches if {match.first, match.second} == {base, trained}]
@@ -153,8 +156,9 @@ def tournament_to_parts(tournament: Tournament, base: str, trained: str) -> list
         (m.payoff_first, m.payoff_second) if m.first == trained else (m.payoff_second, m.payoff_first) for m in games
     ]
     own, others = (sum(payoffs) / len(games) for payoffs in zip(*pairs, strict=True))
+    opponents = len(tournament.ratings) - 1
     return [
-        f"Elo {rated.elo:+.0f}{interval} against the base at 0",
+        f"Elo {rated.elo:+.0f}{interval} against the base at 0, by {opponents} opponent{'s' if opponents > 1 else ''}",
         f"payoff against the base {own:+.3f}, the base's {others:+.3f}",
     ]
 

@@ -32,7 +32,7 @@ from support.sample_report import bare_report
 from support.zoo_answers import DUO, sometimes_right
 from support.zoo_rig import ZOO, train_zoo
 
-from examples.zoo.exploitability import Compared, Exploitability
+from examples.zoo.exploitability import Compared, Exploitability, Habits
 from examples.zoo.run import (
     OPPONENTS,
     SHOWN,
@@ -218,19 +218,23 @@ def test_the_line_of_a_game_has_its_tournament_and_the_table_shows_it(tmp_path: 
         ),
         left_out=0,
     )
-    more = "Elo +53 (95 % +10 to +96) against the base at 0; payoff against the base +0.312, the base's -0.125"
+    elo = "Elo +53 (95 % +10 to +96) against the base at 0, by 2 opponents"
+    more = f"{elo}; payoff against the base +0.312, the base's -0.125"
     assert tournament_to_parts(tournament, "before", "trained") == more.split("; ")
     ratings = (tournament.ratings[0], tournament.ratings[1].model_copy(update={"low": None, "high": None}))
     assert tournament_to_parts(tournament.model_copy(update={"ratings": ratings}), "before", "trained")[0] == (
-        "Elo +53 against the base at 0"
+        "Elo +53 against the base at 0, by 1 opponent"
     )
     report = report_of_a_run().model_copy(update={"tournament": tournament})
     after = Exploitability(240, low=0.125, high=0.25, unmet=("one", "two"))
-    told = Compared(Exploitability(240, low=0.5, high=0.5), after, (0.25, 0.625))
+    habits = Habits((0.25, None, 0.5), legal=0.625), Habits((0.0, 0.5, 1.0), legal=1.0)
+    told = Compared(Exploitability(240, low=0.5, high=0.5), after, (0.25, 0.625), habits)
     line = report_to_line(report, 4.6, exploitability=told)
     chips = "0.500 -> 0.125 to 0.250 (2 of 12 decisions never met)"
     left = "0.25 to 0.62 of it left (95 % over the deals)"
-    more = f"exploitability {chips} chips a game, by 240 games each, {left}; {more}"
+    own = "yes with the lowest/middle/highest card 0.25/-/0.50 -> 0.00/0.50/1.00, legal replies 0.62 -> 1.00"
+    chips = f"exploitability {chips} chips a game, by 240 games each, {left}, 0.333 without a look at the card"
+    more = f"{chips}; {own}; {more}"
     assert f"; reward by round 0.25, -, 0.50; {more}; seed " in line
     path = tmp_path / "game.toml"
     text = (ZOO / "defer.toml").read_text(encoding="utf-8")
@@ -286,7 +290,9 @@ def test_a_run_that_begins_from_another_finds_it_where_the_runs_are(tmp_path: Pa
 @pytest.mark.parametrize("name", sorted(OPPONENTS))
 def test_a_tournament_of_the_zoo_is_between_two_sides_and_the_server_has_room_for_it(name: str) -> None:
     config = toml_to_config(ZOO / f"{name}.toml")
-    players = 2 + sum(opponent != "base" for opponent in OPPONENTS[name].split(","))
+    opponents = [opponent for opponent in OPPONENTS[name].split(",") if opponent != "base"]
+    assert len(opponents) != 1, "it may be the trained version itself"
+    players = 2 + len(opponents)
     assert len(config.train.trainer.sides) == 2
     assert config.serve.max_loras >= players * len(config.graph.nodes)
     assert config.compare.mixed_teams == "off"

@@ -21,6 +21,7 @@ from support.zoo_rig import ZOO, train_zoo
 from graphs import carriers, carriers_judge
 from graphs.carriers import HALL, MAX_ROUNDS, NAMES, ROOMS, TAKEN, World
 from graphs.carriers_judge import LATE, LEAST_ADVANTAGE, Position, find_outlook, judge_move, world_to_position
+from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.model_calls.scripted_model import ScriptedCall, ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.rewards.contract import RunView
@@ -289,15 +290,18 @@ def heeds(node: str, messages: list[dict[str, Any]], chance: random.Random) -> s
 
 
 @pytest.mark.slow
-def test_training_pulls_both_carriers_towards_what_was_brought_and_rejected_calls_are_paid_like_all_others(
-    tmp_path: Path,
-) -> None:
+def test_training_pulls_both_carriers_towards_what_was_brought_and_makes_rejected_calls_pay(tmp_path: Path) -> None:
     trained = train_zoo(ZOO / "carriers-judge.toml", heeds, tmp_path, rounds=2, episodes=8)
     assert sorted(trained.norms) == list(NAMES)
     assert min(trained.norms.values()) > 0
     for node in NAMES:
         assert trained.pull(node) > 0
-        assert "rejected" not in trained.rounds[-1]["agents"][node]["gradient_share"]
+        assert trained.rounds[-1]["agents"][node]["gradient_share"]["rejected"] > 0
+
+
+def test_a_rejected_line_costs_its_call_in_the_configuration() -> None:
+    terms = toml_to_config(ZOO / "carriers-judge.toml").train.trainer.shaping
+    assert [term.weight for term in terms if (term.reward, term.level) == ("rejected", "step")] == [-0.1]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import re
 from pathlib import Path
@@ -66,12 +67,20 @@ def test_nobody_acts_after_an_empty_reasoning(recorder: Recorder) -> None:
     [
         # 13 idle characters, 23 more: 36 of 120. Sentence 2 alone brings the answer: a cut before and after it.
         ((WORDY, "1 2 3", "1 5 1"), 1.0, 0.3, (1.0, 1.0)),
-        ((WORDY, "1 2 3", "5 5 5"), 1.0, 0.0, (1.0, 1 / 3)),
+        # 10 of 46 characters are rightly scored.
+        ((WORDY, "1 2 3", "5 5 5"), 1.0, 0.0, (1.0, 10 / 46)),
         # Without scores every chunk counts by half; 13 + 10 + 11 + 11 = 45 characters.
         ((WORDY, "no idea", "1 2 3"), 1.0, 22.5 / 120, (0.0, 0.0)),
-        ((WORDY, "2 1", "5 5 5 1"), 1.0, 11 / 120, (0.0, (0 + 1 + 0 + 1) / 4)),
-        # Joined: one chunk of 48 characters with spaces, rightly joined at the end only.
-        ((WORDY, "1", "3"), 1.0, 24 / 120, (1 / 3, 0.5)),
+        ((WORDY, "2 1", "5 5 5 1"), 1.0, 11 / 120, (0.0, 21 / 45)),
+        # Joined: one chunk of 48 characters with spaces, of which the 10 of `3 + 4 = 7.` are freed by half. It shares
+        # 13, 10 and 22 of its 45 characters with the three parts: a mean of a third.
+        ((WORDY, "1", "3"), 1.0, 43 / 120, (1 / 3, 0.5)),
+        ((WORDY, "1", "5"), 1.0, 38 / 120, (1 / 3, 1.0)),
+        # 13 + 10 before the end: the first part shares 13 characters with the chunk of 23, the second 10.
+        ((WORDY, "1 3", "5 1"), 1.0, (24 - 10 + 23) / 120, ((13 / 23 + 10 / 23 + 1) / 3, 1.0)),
+        # Commas: one sentence, and one clause of it is freed; without them no more than 20 characters of 45.
+        (("Let me think, 3 + 4 = 7, a nice sum, so it is 7.", "1", "5"), 1.0, 38 / 120, (1.0, 1.0)),
+        (("3 plus 4 is as we can easily see the number 7", "1", "5"), 1.0, 25 / 120, (1.0, 1.0)),
         (("7", "1", "5"), 1.0, 0.0, (1.0, 1.0)),
         (("7 or 8", "1", "1"), 0.1, 6 / 120, (1.0, 0.0)),
         (("x" * 4000, "1", "1"), 0.0, 1.0, (1.0, 1.0)),
@@ -90,15 +99,68 @@ def test_rewards_are_those_worked_out_by_hand(
     assert recorded_trajectories(recorder)[0].episode.outcome == "terminated"
 
 
-def test_own_rewards_cost_a_scorer_more_than_flattery_gains() -> None:
-    """A scorer that raises an idle chunk to 5 loses more of its own reward than the team gains, at weight 1.0."""
-    chunks = ["Let me think." * 3, "3 + 4 = 7.", "So it is 7."]
-    for index in (0, 2):
-        honest, flattering = [1, 5, 1], [1, 5, 1]
-        flattering[index] = 5
-        gain = compression.chunks_to_length_cost(chunks, honest) - compression.chunks_to_length_cost(chunks, flattering)
-        lost = compression.scores_to_credit(chunks, honest, 7) - compression.scores_to_credit(chunks, flattering, 7)
-        assert lost > compression.LENGTH_PRICE * gain
+SIX = (
+    "Let me think about this sum. We have to add two numbers. This is a nice sum. We start with the first one."
+    " So then we add the second. So the answer is 7."
+)
+UNEVEN = "First let me think about this sum that we have been given here. Now. So. Well. 3 + 4 = 7. Yes."
+LONG = f"{'We think about it for a long time, ' * 10}and go on. 3 + 4 = 7. {'It was a nice sum ' * 5}to do."
+
+
+def joined_and_scored(text: str, starts: list[int], scores: list[int]) -> dict[str, float]:
+    """What the team earns, and what segmenter and scorer do with what they earn by themselves, at weight 1.0."""
+    chunks = compression.join_sentences(compression.text_to_sentences(text), starts)
+    found = earned({"reasoning": text, "starts": starts, "chunks": chunks, "scores": scores})
+    return {"team": found["reward"]} | {name: found["reward"] + value for name, value in found["own"].items()}
+
+
+def right_scores(text: str, starts: list[int]) -> list[int]:
+    chunks = compression.join_sentences(compression.text_to_sentences(text), starts)
+    return [5 if is_essential else 1 for is_essential in compression.texts_to_essential(chunks, 7)]
+
+
+def all_starts(text: str) -> list[list[int]]:
+    later = range(2, len(compression.text_to_sentences(text)) + 1)
+    return [[1, *cuts] for count in range(len(later) + 1) for cuts in itertools.combinations(later, count)]
+
+
+TEXTS = [
+    ("Let me think. Let me think. 3 + 4 = 7. So it is 7.", [1, 3, 4]),
+    (WORDY, [1, 2, 3]),
+    (SIX, [1, 6]),
+    (SIX.replace(". ", ", "), [1]),
+    (UNEVEN, [1, 5, 6]),
+    (LONG, [1, 2, 3]),
+    ("So the answer is 7.", [1]),
+    ("I do not know. It is a sum. Is it 8?", [1]),
+]
+
+
+@pytest.mark.parametrize(("text", "right"), TEXTS)
+def test_a_scorer_earns_most_by_right_scores_whatever_the_chunks_are(text: str, right: list[int]) -> None:
+    """Flattery of an idle chunk, however long, loses more of the scorer's own reward than the team gains by it."""
+    for starts in all_starts(text):
+        honest = right_scores(text, starts)
+        best = joined_and_scored(text, starts, honest)["agent:scorer"]
+        for scores in itertools.product((1, 3, 5), repeat=len(starts)):
+            if list(scores) != honest:
+                assert joined_and_scored(text, starts, list(scores))["agent:scorer"] < best, (starts, scores)
+    assert len(right_scores(text, right)) == len(right)
+
+
+@pytest.mark.parametrize(("text", "right"), TEXTS)
+def test_a_segmenter_earns_most_by_the_right_chunks(text: str, right: list[int]) -> None:
+    best = joined_and_scored(text, right, right_scores(text, right))["agent:segmenter"]
+    for starts in all_starts(text):
+        found = joined_and_scored(text, starts, right_scores(text, starts))
+        assert starts == right or found["agent:segmenter"] < best, starts
+
+
+def test_idle_sentences_cost_the_team_as_much_when_they_are_joined_or_written_with_commas() -> None:
+    """Six sentences, of which five, or 132 characters with their spaces, are idle: more than FULL_LENGTH."""
+    assert joined_and_scored(SIX, [1, 6], [1, 5])["team"] == pytest.approx(1 - compression.LENGTH_PRICE)
+    for text in (SIX, SIX.replace(". ", ", "), SIX.replace(".", "")):
+        assert joined_and_scored(text, [1], [5])["team"] == pytest.approx(1 - compression.LENGTH_PRICE)
 
 
 def test_tokens_of_the_reasoner_are_absent_where_nobody_counted_them(recorder: Recorder) -> None:

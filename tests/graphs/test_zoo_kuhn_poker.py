@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.edge_rig import recorded_edges, recorded_trajectories, run_recorded
 from support.tiny_policy import make_action, make_trajectory
 from support.zoo_rig import ZOO, train_zoo
 
 from examples.zoo.exploitability import (
+    CARD_BLIND,
     trajectories_to_compared,
     trajectories_to_rows,
     trajectories_to_versions,
@@ -23,7 +25,14 @@ from examples.zoo.exploitability import (
 )
 from graphs import kuhn_poker
 from graphs.kuhn_poker import Move
-from graphs.kuhn_rules import DECISIONS, PLAYERS, exploitability, exploitability_bounds, games_to_strategies
+from graphs.kuhn_rules import (
+    DECISIONS,
+    PLAYERS,
+    best_response_payoff,
+    exploitability,
+    exploitability_bounds,
+    games_to_strategies,
+)
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
 from trace_store.journal import Journal
@@ -141,7 +150,8 @@ def test_a_run_tells_how_exploitable_each_version_was_and_names_the_decisions_th
     assert (told.games, told.low, told.high) == (6, pytest.approx(1 / 3), pytest.approx(5 / 12))
     (row,) = trajectories_to_rows(games)
     assert row.splitlines() == [
-        "version 1: 6 games, exploitability 0.333 to 0.417 (6 of 12 decisions never met)",
+        "version 1: 6 games, exploitability 0.333 to 0.417 (6 of 12 decisions never met), "
+        "yes with the lowest/middle/highest card 1.00/1.00/1.00, legal replies 1.00",
         *(f"    never met: first with the {rank} after check and bet" for rank in ("lowest", "middle", "highest")),
         *(f"    never met: second with the {rank} after check" for rank in ("lowest", "middle", "highest")),
     ]
@@ -160,6 +170,36 @@ def test_a_player_is_told_by_all_games_in_which_it_had_its_seat_whoever_its_riva
     assert told.text == f"{exploitability(first, second):.3f}"
     # Version 0 as second answered no bet: those three decisions alone it never met.
     assert (base.games, len(base.unmet)) == (12, 3)
+
+
+def test_how_often_a_version_says_yes_is_told_by_its_card_and_replies_that_are_no_move_apart() -> None:
+    """Version 1 bets first with the highest card alone, and once says what is no move; as second it calls with it."""
+    own = {"first": 1, "second": 0}
+    games = [
+        played(own, "deal-3-6-9-9-3", "yes", "no"),
+        played(own, "deal-3-6-9-3-6", "no", "no"),
+        played(own, "deal-3-6-9-3-9", "zzzz", "yes", "no"),
+        played({"first": 0, "second": 1}, "deal-3-6-9-3-9", "yes", "Yes!"),
+    ]
+    own_row, other = (row.splitlines()[0].split(", yes with the ")[1] for row in trajectories_to_rows(games)[::-1])
+    # Lowest: no, zzzz, no; highest: yes, yes. Of its five replies one is no move.
+    assert own_row == "lowest/middle/highest card 0.00/-/1.00, legal replies 0.80"
+    # Version 0 as second: no with the lowest, no with the middle, yes with the highest; as first yes with the lowest.
+    assert other == "lowest/middle/highest card 0.50/0.00/1.00, legal replies 1.00"
+
+
+def test_no_player_that_plays_alike_with_every_card_is_less_exploitable_than_is_told_beside_the_figures() -> None:
+    """Both seats add up, so each is searched alone: by how often it bets and calls, in steps of a sixth."""
+    least = 0.0
+    for player, rival in (PLAYERS, PLAYERS[::-1]):
+        decisions = DECISIONS[player]
+        alike = [
+            {decision: call if decision[1][-1:] == ("bet",) else bet for decision in decisions}
+            for bet in np.linspace(0, 1, 7)
+            for call in np.linspace(0, 1, 7)
+        ]
+        least += min(best_response_payoff(rival, strategy) for strategy in alike) / 2
+    assert least == pytest.approx(CARD_BLIND)
 
 
 def test_a_comparison_tells_of_the_base_and_the_trained_version_by_all_their_games() -> None:

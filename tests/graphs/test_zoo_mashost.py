@@ -222,6 +222,26 @@ def test_rewards_of_the_team_are_those_worked_out_by_hand(
     assert found["calls"] == len(members)
 
 
+@pytest.mark.parametrize(
+    ("task", "members", "lines", "paid"),
+    [
+        (LARGER, (agent("adder", "7", 0),), 2, 0.95),  # asked the whole, it named the numbers of the larger sum
+        (LARGER, (SEVEN, FIVE, agent("solver", "7", 1, 1, 2)), 3, 0.85),
+        (LARGER, (agent("adder", "5", 0), agent("adder", "7", 0)), 2, 1 - 0.1 - 0.3),  # nobody read the first
+        (FACT, (agent("finder", "Ann keeps a goat.", 0), agent("solver", "goat", 1, 1)), 3, 0.9),
+        (FACT, (agent("finder", "Ann keeps a goat.", 0),), 2, 0.5 - 0.05),
+    ],
+)
+def test_who_answers_alone_is_paid_best_by_the_configuration_and_a_fact_takes_two(
+    task: dict[str, Any], members: tuple[dict[str, Any], ...], lines: int, paid: float
+) -> None:
+    found = earned(task, {"team": team(*members), "lines": [True] * lines})
+    trainer = toml_to_config(ZOO / "mashost.toml").train.trainer
+    values = {name: sum(value.values()) if isinstance(value, dict) else value for name, value in found.items()}
+    total = values[trainer.reward] + sum(term.weight * values[term.reward] for term in trainer.shaping)
+    assert total == pytest.approx(paid)
+
+
 def test_idle_agents_cost_the_line_that_added_them() -> None:
     members = team(SEVEN, FIVE, agent("finder", "", 1), agent("solver", "7", 2, 1, 2))
     found = earned(LARGER, {"team": members, "lines": [True, True, True, False]})

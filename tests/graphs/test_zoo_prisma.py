@@ -16,9 +16,11 @@ from support.zoo_rig import ZOO, train_zoo
 
 from graphs import prisma
 from graphs.local_corpus import corpus, people
+from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
+from marft_bridge.rollouts.app import split_tasks
 from trace_store.assemble import spans_to_trajectory
 from trace_store.journal import Journal
 
@@ -172,7 +174,7 @@ def test_a_verdict_is_a_sentence_none_or_unclear(text: str, verdict: prisma.Verd
 
 def test_the_needed_sentences_of_a_task_lead_to_its_answer() -> None:
     tasks = list(prisma.tasks())
-    assert len({task["id"] for task in tasks}) == len({task["question"] for task in tasks}) == len(tasks) == 240
+    assert len({task["id"] for task in tasks}) == len({task["question"] for task in tasks}) == len(tasks) == 120
     for task in tasks:
         assert set(task["needed"]) <= set(corpus())
         (name,) = {word for word in re.findall(r"\w+", task["question"]) if word in PEOPLE}
@@ -182,6 +184,19 @@ def test_the_needed_sentences_of_a_task_lead_to_its_answer() -> None:
         if len(task["needed"]) == 2:
             assert task["needed"][1].split()[0] == PEOPLE[name].boss
         assert set(prisma.task_to_input(task)) == {"question"}
+
+
+def test_no_held_out_question_needs_a_sentence_that_a_training_question_needs() -> None:
+    """Three facts of each of forty people and forty bosses: 160 sentences, in 80 questions of one hop and 40 of two."""
+    tasks = list(prisma.tasks())
+    assert Counter(sentence for task in tasks for sentence in task["needed"]) == Counter(corpus())
+    assert Counter(len(task["needed"]) for task in tasks) == {1: 80, 2: 40}
+    config = toml_to_config(ZOO / "prisma-modules.toml")
+    sides = split_tasks(tasks, config.graph.heldout)
+    trained, held_out = ({sentence for task in side for sentence in task["needed"]} for side in sides)
+    assert not trained & held_out
+    assert len(sides[1]) == config.compare.tasks
+    assert sum(len(task["needed"]) == 2 for task in sides[1]) == 15
 
 
 VERBS = {"live": "lives", "keep": "keeps", "job": "works"}

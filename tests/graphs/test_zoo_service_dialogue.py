@@ -9,6 +9,7 @@ import asyncio
 import random
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,6 +131,23 @@ def test_a_leak_in_other_words_is_found_by_what_another_customer_would_have_answ
         move = dialogue.text_to_move(line)
         for person in (task["person"] for task in dialogue.tasks()):
             assert dialogue.leaked_facts(sly, person, move, sly(person, move)) == leaked
+
+
+@pytest.mark.parametrize(
+    "tells",
+    [
+        lambda order: "early" if order < 50 else "later",  # in which half of the books
+        lambda order: order == 99,
+        lambda order: order > 13 and order % 3 == 0,  # the bit that decides, of most orders
+    ],
+)
+def test_a_leak_that_tells_few_orders_apart_is_found_of_every_customer(tells: Callable[[int], Any]) -> None:
+    def coarse(person: dialogue.Person, move: dialogue.Move) -> str:
+        return f"{dialogue.person_to_answer(person, move)} {tells(int(person['order']))}"
+
+    move = dialogue.text_to_move("ASK problem, please")
+    for person in (task["person"] for task in dialogue.tasks()):
+        assert dialogue.leaked_facts(coarse, person, move, coarse(person, move)) == ["order"]
 
 
 def test_a_fact_that_was_asked_for_before_is_no_leak_when_it_is_told_again(recorder: Recorder) -> None:

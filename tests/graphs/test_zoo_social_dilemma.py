@@ -150,10 +150,17 @@ def played(tables: list[Table], payoffs: Any, chance: np.random.Generator) -> tu
     return replies, seen, paid
 
 
-def cooperation_by_round(name: str, seed: int) -> list[float]:
-    """Mutual cooperation of the tables, round by round of training as the configuration says, and after it."""
+def cooperation_by_round(name: str, seed: int, beta: float | None = None) -> list[float]:
+    """Mutual cooperation of the tables, round by round of training as the configuration says, and after it.
+
+    Args:
+        beta: in the place of the configuration's `alignment_beta`.
+    """
     config = toml_to_config(ZOO / f"{name}.toml")
     trainer, samples = config.train.trainer, config.train.samples_per_task
+    if beta is not None:
+        options = trainer.experimental.model_copy(update={"alignment_beta": beta})
+        trainer = trainer.model_copy(update={"experimental": options})
     estimator = trainer.advantage.estimator_class(trainer.estimator_settings)
     chance = np.random.default_rng(seed)
     kinds = np.array([[task["payoffs"][kind] for kind in ("share", "keep", "temptation", "sucker")] for task in TASKS])
@@ -208,6 +215,13 @@ def test_tables_that_begin_like_the_model_keep_sharing_by_advantage_alignment_an
     assert aligned[0] == plain[0] == pytest.approx(AT_FIRST[0] ** 2, abs=0.12)  # three deviations of 128 rounds
     assert aligned[-1] > 0.8
     assert plain[-1] < 0.1
+
+
+@pytest.mark.slow
+def test_with_the_default_beta_tables_lose_some_of_what_they_shared() -> None:
+    """Between what plain training leaves and what the beta of the configuration keeps; the page has both ends."""
+    ends = [cooperation_by_round("social_dilemma", seed, beta=1.0)[-1] for seed in range(6)]
+    assert (min(ends), max(ends)) == pytest.approx((0.10, 0.58), abs=0.02)
 
 
 def test_the_two_configurations_differ_in_their_estimator_alone() -> None:

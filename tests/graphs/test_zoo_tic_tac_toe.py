@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,10 @@ def test_tasks_are_121_positions_of_which_none_is_another_one_turned() -> None:
     for task in tasks:
         assert mark_to_move(task["start"]) == "X"
         assert free_squares(task["start"])
+
+
+def test_the_starts_favour_cross_by_as_much_as_is_told() -> None:
+    assert Counter(worth_to_mover(task["start"]) for task in tic_tac_toe.tasks()) == {1: 92, 0: 24, -1: 5}
 
 
 def plays(node: str, messages: list[dict[str, Any]], chance: random.Random) -> str:

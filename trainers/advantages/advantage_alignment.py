@@ -13,6 +13,9 @@ hand), where the paper has a critic; the sum of the rivals' advantages stands fo
 rival that is not trained (frozen, or scripted) has no advantage, and adds nothing. A turn is the n-th call of an agent
 that is learned from.
 
+B holds all that rivals are paid, prices of their own as well: what a rival pays for a bad reply lowers B at that turn
+and before it, and so what a side that has done well learns of its own moves there.
+
 Invariant: the first turn, and a turn at which no rival moved, have their plain advantage. `BASELINE` has the term of
 the rivals: it is no reward of the side's.
 """
