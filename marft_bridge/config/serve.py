@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from marft_bridge.common.addresses import address_to_url
+from marft_bridge.common.addresses import refuse_server_address
 
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, as vLLM has them
 CPU_MODEL_LEN = 4096  # on a CPU: tokens of one call at most, unless max_model_len says more
@@ -207,7 +207,7 @@ class ServeOptions(BaseModel):
     """Seconds after which a server hangs: calls wait, none is told anything for half of them, and then one token asked
     for does not come in the other half. At most half of collect.timeout_s."""
     attach: str | None = Field(default=None, pattern="^https?://")
-    """Address of a vLLM server that runs already; nothing is started then."""
+    """Address of a vLLM server that runs already; nothing is started then. With a key, https or this machine."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key of the server in `attach`."""
 
@@ -215,7 +215,7 @@ class ServeOptions(BaseModel):
     @classmethod
     def _attach_is_an_address(cls, attach: str | None) -> str | None:
         if attach is not None:
-            address_to_url(attach)
+            refuse_server_address(attach, key=False)
         return attach
 
     @field_validator("devices")
@@ -245,6 +245,11 @@ class ServeOptions(BaseModel):
             raise ValueError(f"{', '.join(sorted(given_options))} cannot be set on a server that runs already (attach)")
         if self.attach is None and self.api_key_env is not None:
             raise ValueError("api_key_env applies to attach only; a server that is started here gets a random key")
+        if self.attach is not None and self.api_key_env is not None:
+            try:
+                refuse_server_address(self.attach, key=True)
+            except ValueError as error:
+                raise ValueError(f"attach: {error}") from None
         if self.kv_cache_gib is not None and self.gpu_memory_utilization is not None:
             raise ValueError("kv_cache_gib and gpu_memory_utilization both size the KV cache; give one")
         if self.tensor_parallel is not None and self.devices is not None and len(self.devices) % self.tensor_parallel:

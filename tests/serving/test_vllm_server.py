@@ -54,6 +54,7 @@ def test_options_that_would_have_no_effect_are_refused() -> None:
         ({"kv_cache_gib": 1.0, "gpu_memory_utilization": 0.5}, "give one"),
         ({"attach": "127.0.0.1:8000"}, "attach"),
         ({"attach": "http://127.0.0.1:80a"}, "is not an address like http"),
+        ({"attach": "http://gpu7:8000", "api_key_env": "KEY"}, "attach: .*a key does not go to another machine"),
         ({"attach": "http://[::1"}, "is not an address like http"),
         ({"threads": 2}, "threads"),
         ({"devices": [0, 1, 0]}, "names a card twice"),

@@ -491,6 +491,7 @@ def test_without_ray_the_message_says_what_to_install(tmp_path: Path, monkeypatc
     [
         ({"api_key_env": "KEY"}, "api_key_env applies to endpoints only"),
         ({"endpoints": ["127.0.0.1:8000"]}, "is not an address like http"),
+        ({"endpoints": ["http://gpu7:8000"], "api_key_env": "KEY"}, "a key does not go to another machine over http"),
         ({"workers": 0}, "greater than or equal to 1"),
     ],
 )
