@@ -16,6 +16,7 @@ from typing import Any
 
 from marft_bridge.common.errors import USER_ERRORS
 from marft_bridge.rollouts.ray.messages import code_sha256
+from trainers.common.card_order import count_cards_as_driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class LearnerActor:
     """
 
     def __init__(self, folder: str | None) -> None:
+        count_cards_as_driver()  # as the command does, by whose plan a card is named
         self._folder, self._host = folder, ""
         self._store: Any = None  # torch's, once this is connected
 
