@@ -261,7 +261,9 @@ def _open_session(
 ) -> AbstractContextManager[Session | ClusterSession]:
     """Where the rounds are played."""
     if config.train.rollouts == "ray":
-        return open_cluster_session(config, folder, app, versions=versions, reporter=reporter)
+        return open_cluster_session(
+            config, folder, app, versions=versions, reporter=reporter, taken_cards=placement.taken_cards()
+        )
     return open_session(config, folder, app, versions=versions, reporter=reporter, placement=placement, hosted=hosted)
 
 

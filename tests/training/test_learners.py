@@ -193,7 +193,12 @@ def test_a_process_of_torchrun_waits_for_the_command_longer_than_for_the_others(
 ) -> None:
     """The command looks at models, stores and a teacher before it comes; torchrun ends all where it ends."""
     monkeypatch.setattr(group, "_PATIENCE", timedelta(seconds=60))
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port(None)),
+    }
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", **shared}.items():
         monkeypatch.setenv(name, value)
     environment = os.environ | {"RANK": "1", "LOCAL_RANK": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
