@@ -1,10 +1,11 @@
 """A trained adapter folder -> a registered version of a node -> a name that the model server answers to.
 
 Layout: root/<node>/<version>/ with the adapter's own two files and `marft.json`, which is written last: a folder
-without it was left by an interrupted run. Beside it lies a link to it with a digest of the files in its name, once it
-was served: of an adapter a server tells nothing but its path. Invariants: a registered version never changes (its
-hashes are checked when it is published); a served name means one version of one node, with the very files that are
-registered here, also in a server that outlived another run in this folder; versions of another base model are refused.
+without it was left by an interrupted run. Once it was served, root/<node>/<version>-<digest of its files>/ lies beside
+it, an empty folder that the path goes through: of an adapter a server tells nothing but the path that it was given.
+Invariants: a registered version never changes (its hashes are checked when it is published); a served name means one
+version of one node, with the very files that are registered here, also in a server that outlived another run in this
+folder; versions of another base model are refused.
 """
 
 from __future__ import annotations
@@ -182,40 +183,33 @@ class AdapterRegistry:
         return self.get(node, version)
 
     def served_path(self, node: str, version: int) -> Path:
-        """The path under which a version is served: a link to its folder, with a digest of the registered files.
+        """The path under which a version is served: to its folder, through one that is named by the registered files.
 
         Other files under the same name have another path, so that neither we nor the server's cache of prefixes, which
-        goes by name and path, take one for the other.
+        goes by name and path as they are written, take one for the other. It is no link, which a run folder may not
+        hold.
 
         Raises:
-            ServingError: as `get`; or the file system takes no links.
+            ServingError: as `get`.
         """
-        folder = Path(self.get(node, version).path)
+        folder = Path(self.get(node, version).path).resolve()
         files = json.dumps(sorted(self.hashes(node, version).items())).encode()
-        link = folder.parent.resolve() / f"{version}-{hashlib.sha256(files).hexdigest()[:_FILES_DIGEST]}"
-        try:
-            if not link.is_symlink():
-                with suppress(FileExistsError):  # another command made it meanwhile
-                    link.symlink_to(folder.name, target_is_directory=True)
-        except OSError as error:
-            raise ServingError(
-                f"cannot make the link {str(link)!r}, by which adapters are served ({error.strerror}): put the run "
-                "folder where it can be written, on a file system with symbolic links"
-            ) from error
-        return link
+        waypoint = folder.parent / f"{version}-{hashlib.sha256(files).hexdigest()[:_FILES_DIGEST]}"
+        make_folder(waypoint)
+        return waypoint / ".." / folder.name
 
     def is_own_path(self, node: str, version: int, path: Path) -> bool:
         """Whether what is served from `path` was served as this version from this folder, by whichever run."""
-        own_name = re.fullmatch(rf"{version}(-[0-9a-f]{{{_FILES_DIGEST}}})?", path.name)  # earlier releases: no digest
-        return own_name is not None and path.parent == self._folder(node, version).parent.resolve()
+        return path.resolve() == self._folder(node, version).resolve()
 
     def delete(self, node: str, version: int) -> None:
         """Deletes the files of a version that is out of service, the record first."""
         folder = self._folder(node, version)
         (folder / _RECORD_FILE).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
-        for link in folder.parent.glob(f"{version}-*"):
-            link.unlink(missing_ok=True)
+        for waypoint in folder.parent.glob(f"{version}-*"):
+            with suppress(OSError):  # not empty, so none of ours
+                waypoint.rmdir()
 
     def latest(self, node: str) -> AdapterRow | None:
         """The highest version of a node; None when it has none and runs on the base model."""

@@ -244,8 +244,8 @@ class ModelServer:
         served_modules = self._options.lora_target_modules
         check_files(path, hashes)
         check_adapter_folder(path, self._adapter_root, served_modules, base=self._base_layers)
-        # not what a link leads to: its name tells which files they are, and the server's caches go by the path
-        self._client.load_adapter(name, path.parent.resolve() / path.name)
+        # as it is written, not as it resolves: it tells which files they are, and the server's caches go by it
+        self._client.load_adapter(name, path.absolute())
 
 
 def _attach(options: ServeOptions, url: str) -> tuple[EngineClient, Endpoint]:

@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.school_rig import school_in
 
 from marft_bridge.runs.device_lines import LIVE, SERVE, announced_devices, read_devices
 from marft_bridge.runs.run_folder import RunFolder
@@ -40,6 +42,27 @@ def test_each_command_that_runs_tells_its_own_devices_and_takes_them_back_at_its
         assert read_devices(folder) == {SERVE: ["server: 0"], LIVE: ["server: 1"]}
     assert read_devices(folder) == {}
     assert not list(folder.path.iterdir())
+
+
+def test_collect_and_train_tell_their_devices_while_they_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, list[str]]] = []
+    with school_in(tmp_path, monkeypatch) as school:
+        answer, folder = school.server.answer, RunFolder(school.run)
+
+        def answer_and_look(body: dict[str, Any]) -> Any:
+            told.append(read_devices(folder))
+            return answer(body)
+
+        school.server.answer = answer_and_look
+        school.collect()
+        server = f"devices: model server: at {school.server.url}, which runs already"
+        assert told == [{"": [server]}] * len(told)
+        assert told
+        told.clear()
+        assert {server, "devices: training: CPU"} <= set(school.train(without_signal=True).splitlines())
+        assert told == [{"": [server, "devices: training: CPU"]}] * len(told)
+        assert told
+        assert read_devices(folder) == {}
 
 
 def test_of_a_command_that_was_killed_nothing_is_told(folder: RunFolder) -> None:

@@ -21,6 +21,7 @@ from support.lora_files import write_adapter
 
 from marft_bridge.common.errors import ServingError
 from marft_bridge.config.serve import ServeOptions
+from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.adapter_checks import check_adapter_folder, check_adapter_name, model_layers
 from marft_bridge.serving.adapter_registry import AdapterRegistry, publish, retire, safe_node_name
 from marft_bridge.serving.vllm_server import ModelServer
@@ -266,10 +267,7 @@ def test_publishing_serves_the_version_and_retiring_ends_it(
 ) -> None:
     folder = registered(registry, "team/planner", 1)
     assert publish(server, registry, "team/planner", 1) == "team.2Fplanner@1"
-    served = Path(fake.adapters.pop("team.2Fplanner@1"))
-    assert (served.parent, served.resolve()) == (folder.parent, folder)
-    assert fake.adapters == {}
-    fake.adapters["team.2Fplanner@1"] = str(served)
+    assert {name: Path(path).resolve() for name, path in fake.adapters.items()} == {"team.2Fplanner@1": folder}
     assert server.adapter_names() == ["team.2Fplanner@1"]
     assert publish(server, registry, "team/planner", 1) == "team.2Fplanner@1"  # again changes nothing
     retire(server, "team/planner", 1)
@@ -346,7 +344,8 @@ def test_what_an_earlier_release_left_in_an_attached_server_is_replaced(
     folder = registered(registry, "planner", 1)
     fake.adapters["planner@1"] = str(folder.resolve())  # whose files nobody knows
     publish(server, registry, "planner", 1)
-    assert Path(fake.adapters["planner@1"]).name.startswith("1-")
+    assert fake.adapters["planner@1"] != str(folder.resolve())
+    assert Path(fake.adapters["planner@1"]).resolve() == folder.resolve()
 
 
 def test_files_that_are_the_same_stay_in_service_for_whoever_else_uses_the_server(
@@ -361,10 +360,14 @@ def test_files_that_are_the_same_stay_in_service_for_whoever_else_uses_the_serve
     assert set(fake.adapters) == {"planner@1"}
 
 
-def test_a_version_that_is_deleted_leaves_no_link(server: ModelServer, registry: AdapterRegistry) -> None:
+def test_a_version_that_is_served_keeps_its_run_folder_one_to_work_in_and_leaves_nothing_when_deleted(
+    server: ModelServer, registry: AdapterRegistry
+) -> None:
     folder = registered(registry, "planner", 1)
     publish(server, registry, "planner", 1)
     assert registry.versions("planner") == [1]
+    assert {file.name for file in folder.iterdir()} == {*registry.files("planner", 1)}
+    RunFolder(registry.root.parent).refuse_unsafe()
     registry.delete("planner", 1)
     assert list(folder.parent.iterdir()) == []
 
