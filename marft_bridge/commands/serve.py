@@ -17,6 +17,7 @@ from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.serve import ServeOptions
 from marft_bridge.model_calls.call_monitor import CallsUnderWay
+from marft_bridge.runs.device_lines import LIVE, SERVE, announced_devices
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.base_models import BaseModelSpec, config_to_bases
 from marft_bridge.serving.model_versions import bases_to_versions
@@ -81,8 +82,9 @@ def _serve_bases(
     reporter: Reporter,
     command: Sequence[str],
 ) -> int:
-    options = _place(config, bases, reporter)
+    options, device_lines = _place(config, bases, reporter)
     with ExitStack() as stack:
+        stack.enter_context(announced_devices(folder, device_lines, whose=SERVE))
         stack.enter_context(starting_servers(folder))
         servers = [
             stack.enter_context(
@@ -111,14 +113,20 @@ def _refuse_attached(config: BridgeConfig) -> None:
             raise ConfigError(f"serve: {table}.attach names a server that runs already; take it out to start one")
 
 
-def _place(config: BridgeConfig, bases: Sequence[BaseModelSpec], reporter: Reporter) -> list[ServeOptions]:
-    """The servers' options with their cards, which are said; `train` cannot put servers of another command to sleep."""
+def _place(
+    config: BridgeConfig, bases: Sequence[BaseModelSpec], reporter: Reporter
+) -> tuple[list[ServeOptions], list[str]]:
+    """The servers' options with their cards, and the lines that say them, which are said.
+
+    `train` cannot put servers of another command to sleep.
+    """
     placement = Placement(config, bases, [base.serve for base in bases], trains=False, takes_turns=False)
     options = placement.serve_options()
+    lines = placement.lines()[:-1]  # without the trainer's, which may never come
     refuse_whole_gpus(bases, options)
-    for line in placement.lines()[:-1]:  # without the trainer's, which may never come
+    for line in lines:
         reporter.say(line)
-    return options
+    return options, lines
 
 
 def _serve_live(
@@ -130,9 +138,12 @@ def _serve_live(
     command: Sequence[str],
 ) -> int:
     traffic = _live_traffic(config, folder, base, options=live)
-    (options,) = _place(config, [base], reporter)
+    (options,), device_lines = _place(config, [base], reporter)
     log = folder.live_server_log
-    with start_server(base, options, adapters=folder.adapters, log=log, reporter=reporter) as server:
+    with (
+        announced_devices(folder, device_lines, whose=LIVE),
+        start_server(base, options, adapters=folder.adapters, log=log, reporter=reporter) as server,
+    ):
         restarts, calls = config.serve.restarts, CallsUnderWay()
         with (
             Supervisor(server, restarts, config.serve.hang_s, calls=calls, report=reporter.say) as supervisor,

@@ -11,6 +11,7 @@ from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.serve import ServeOptions
 from marft_bridge.live.status import read_live_lines
 from marft_bridge.rewards.code import CodeOptions
+from marft_bridge.runs.device_lines import LIVE, SERVE, read_devices
 from marft_bridge.runs.imitation_lines import updates_to_imitation_lines
 from marft_bridge.runs.named_version import read_named_version
 from marft_bridge.runs.run_folder import RunFolder, read_forecast, read_metrics
@@ -80,16 +81,21 @@ def status(config: BridgeConfig, reporter: Reporter) -> None:
 
 
 def _device_lines(config: BridgeConfig, folder: RunFolder) -> list[str]:
-    """Who has, or would have, which device; nothing where a base model is not there yet, and one line for a refusal."""
-    if not is_prepared(config):
-        return []
+    """Who has which device, as those that run said; and who would have which if `train` began now, unless a command is
+    at work that keeps it out. Nothing of that where a base model is not there yet, and one line for a refusal."""
+    lines_by_name = read_devices(folder)
+    lines = [line for said in lines_by_name.values() for line in said]
+    if lines_by_name.keys() - {SERVE, LIVE} or not is_prepared(config):
+        return lines
     try:
         bases = config_to_bases(config)
         running = running_servers(folder)
         options = [ServeOptions(attach=running[base.name][0]) if base.name in running else base.serve for base in bases]
-        return Placement(config, bases, options, trains=True, serves_here=config.train.rollouts == "local").lines()
+        plays_here = config.train.rollouts == "local"
+        planned = Placement(config, bases, options, trains=True, serves_here=plays_here).lines()
     except USER_ERRORS as refusal:
-        return [f"devices: {refusal}"]
+        return [*lines, f"devices: `train` would be refused now: {refusal}"]
+    return [*lines, *(line.replace("devices:", "devices that `train` would have now:", 1) for line in planned)]
 
 
 def _required_walls(config: BridgeConfig) -> list[Isolation]:

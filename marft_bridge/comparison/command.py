@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ from marft_bridge.rollouts.episode_plan import EpisodeRequest, replaced_attempts
 from marft_bridge.rollouts.graph_stage import Stage, open_stage
 from marft_bridge.rollouts.held_out import heldout_leaks
 from marft_bridge.rollouts.run_counts import Tally
+from marft_bridge.runs.device_lines import announced_devices
 from marft_bridge.runs.learning_curve import run_to_learning_curve
 from marft_bridge.runs.ledger import begin_run, numbered_run_id
 from marft_bridge.runs.named_version import read_named_version
@@ -275,12 +277,13 @@ class _Runner:
     @contextmanager
     def _served(self, name: str | None, teams: Sequence[Team], stage: Stage) -> Iterator[ServedBases]:
         live = live_versions(teams)
+        whose = ""  # of the folder's command; another base model's server has a note of its own
         if name is None:
             versions, log_of = self._versions, self._folder.server_log_of
             options = server_options(versions.bases, self._folder, self._reporter)
         else:
             directory = prepare_directory(name, self._config.model, self._reporter.say)
-            digest = hashlib.sha256(str(directory).encode()).hexdigest()[:8]
+            whose = digest = hashlib.sha256(str(directory).encode()).hexdigest()[:8]
             hub_name = directory_to_hub_name(directory)
             title = directory.name if hub_name is None else hub_name.repository.partition("/")[2]
             model_folder = self._folder.other_models / f"{title}-{digest}"
@@ -289,7 +292,13 @@ class _Runner:
             versions = bases_to_versions([base], model_folder / "adapters", self._config)
             log_of, options = RunFolder(model_folder).server_log_of, [serve]
         with serve_bases(
-            self._config, versions, options, log_of=log_of, loop=stage.loop, reporter=self._reporter
+            self._config,
+            versions,
+            options,
+            log_of=log_of,
+            loop=stage.loop,
+            reporter=self._reporter,
+            announce=partial(announced_devices, self._folder, whose=whose),
         ) as models:
             versions.register_zero(live)
             models.serve_only(live)

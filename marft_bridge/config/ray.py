@@ -9,7 +9,7 @@ import re
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from marft_bridge.common.addresses import address_to_url
+from marft_bridge.common.addresses import refuse_server_address
 
 AUTO = "auto"
 _HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
@@ -40,11 +40,12 @@ class RayOptions(BaseModel):
     """Addresses of vLLM servers that run already, which the workers share in turn. They and the workers must see the
     run folder's adapters, and the workers the model, under this machine's paths. Empty: each worker starts its own."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds the key of `endpoints`, here and on the workers."""
+    """Name of the environment variable that holds the key of `endpoints`, here and on the workers. With it, endpoints
+    on other machines need https."""
     cpus_per_worker: float = Field(1.0, ge=0)
     """What Ray sets aside for a worker, its model server included."""
     gpus_per_worker: float = Field(0.0, ge=0)
-    """Likewise. 0 where the servers are elsewhere or run on CPUs."""
+    """Likewise. 0 where the servers are in `endpoints` or run on CPUs; refused where a worker's would run on a card."""
     working_dir: str | None = None
     """A folder that is sent to workers and learners, who work in it; what .gitignore names stays here. None: they
     change into the folder that the command runs in, which must be there under the same path."""
@@ -74,7 +75,7 @@ class RayOptions(BaseModel):
             raise ValueError("api_key_env applies to endpoints only; servers that the workers start get random keys")
         for endpoint in self.endpoints:
             try:
-                address_to_url(endpoint)
+                refuse_server_address(endpoint, key=self.api_key_env is not None)
             except ValueError as error:
                 raise ValueError(f"endpoints: {error}") from None
         return self

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from marft_bridge.common.addresses import address_to_url
+from marft_bridge.common.addresses import refuse_server_address
 
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, as vLLM has them
 CPU_MODEL_LEN = 4096  # on a CPU: tokens of one call at most, unless max_model_len says more
@@ -21,6 +21,11 @@ _TRAINING = "training relies on its value"
 _LINEAGE = "put it into the model's folder, by which episodes know their tokenizer and chat template"
 _ADDRESS = "the server is reached under an address of our own"
 _OF_FOLDER = "the model is a folder, which has no revisions: name the folder of that one"
+_CARDS = "set serve.devices, and serve.tensor_parallel to the cards of one copy"
+_SPLIT = "a copy of the model is split in one way only: set serve.tensor_parallel"
+_COPIES = "the copies are processes of one server on this machine, planned from serve.devices and serve.tensor_parallel"
+_PROCESSES = "one machine runs the server, and its processes follow from serve.devices: leave it out"
+_WORKER = "the plan of this machine says where the arithmetic runs: leave it out"
 OWN_ARGUMENTS = {
     "--model": "set model.path",
     "--host": _ADDRESS,
@@ -39,11 +44,49 @@ OWN_ARGUMENTS = {
     "--max-num-seqs": "set serve.max_num_seqs",
     "--tensor-parallel-size": "set serve.tensor_parallel",
     "-tp": "set serve.tensor_parallel",
-    "--data-parallel-size": "set serve.devices, and serve.tensor_parallel to the cards of one copy",
-    "-dp": "set serve.devices, and serve.tensor_parallel to the cards of one copy",
+    "--device-ids": "set serve.devices",
+    "--pipeline-parallel-size": _SPLIT,
+    "-pp": _SPLIT,
+    "--decode-context-parallel-size": _SPLIT,
+    "-dcp": _SPLIT,
+    "--prefill-context-parallel-size": _SPLIT,
+    "-pcp": _SPLIT,
+    "--data-parallel-size": _CARDS,
+    "-dp": _CARDS,
+    "--data-parallel-size-local": _COPIES,
+    "-dpl": _COPIES,
+    "--data-parallel-rank": _COPIES,
+    "-dpn": _COPIES,
+    "--data-parallel-start-rank": _COPIES,
+    "-dpr": _COPIES,
+    "--data-parallel-address": _COPIES,
+    "-dpa": _COPIES,
+    "--data-parallel-rpc-port": _COPIES,
+    "-dpp": _COPIES,
+    "--data-parallel-backend": _COPIES,
+    "-dpb": _COPIES,
+    "--data-parallel-hybrid-lb": _COPIES,
+    "-dph": _COPIES,
+    "--data-parallel-external-lb": _COPIES,
+    "-dpe": _COPIES,
+    "--data-parallel-multi-port-external-lb": _COPIES,
+    "-dpm": _COPIES,
+    "--data-parallel-supervisor-port": _COPIES,
+    "--enable-elastic-ep": _COPIES,
+    "--elastic-ep-max-dp-size": _COPIES,
+    "--nnodes": _PROCESSES,
+    "-n": _PROCESSES,
+    "--node-rank": _PROCESSES,
+    "-r": _PROCESSES,
+    "--master-addr": _PROCESSES,
+    "--master-port": _PROCESSES,
+    "--distributed-executor-backend": _WORKER,
+    "--worker-cls": _WORKER,
+    "--worker-extension-cls": _WORKER,
     "--gpu-memory-utilization": "set serve.gpu_memory_utilization",
     "--device-memory-utilization": "set serve.gpu_memory_utilization",
     "--kv-cache-memory-bytes": "set serve.kv_cache_gib",
+    "--num-gpu-blocks-override": "set serve.kv_cache_gib",
     "--max-loras": "set serve.max_loras",
     "--max-lora-rank": "set serve.max_lora_rank",
     "--lora-target-modules": "set serve.lora_target_modules",
@@ -62,6 +105,11 @@ OWN_ARGUMENTS = {
     "--max-cpu-loras": _TRAINING,
     "--served-model-name": _TRAINING,
     "--logprobs-mode": _TRAINING,
+    "--max-logprobs": _TRAINING,
+    "--logits-processors": "log-probs are those of the model alone: sampling is set in [sampling]",
+    "--weight-transfer-config": "the base model stays as it is, and adapters are loaded from the run folder",
+    "--tokens-only": "the server is asked by chats",
+    "--grpc": "the server is asked over HTTP",
     "--generation-config": _TRAINING,
     "--override-generation-config": _TRAINING,
     "--disable-uvicorn-access-log": "it is set already",
@@ -69,20 +117,31 @@ OWN_ARGUMENTS = {
     "--enable-sleep-mode": "the server sleeps where it shares its card with the trainer",
     "--middleware": "it is how the server asks for its key",
 }
+_OTHER_WHOLE_NAMES = ("-dc",)  # of vLLM's, which a name of ours begins with
 
 
 def argument_to_flag(argument: str) -> str | None:
     """`--max_model_len=8`, as vLLM takes it -> `--max-model-len`; None for what is no flag, as a value."""
-    if not argument.startswith("-") or argument[1:2].isdigit():
+    if not argument.startswith("-") or argument == "-" or argument[1:2].isdigit() or argument[1:2] == ".":
         return None
     name = argument.partition("=")[0].partition(".")[0]
     return name.replace("_", "-") if name.startswith("--") else name
 
 
 def own_flag(flag: str, own_flags: Collection[str]) -> str | None:
-    """The argument among `own_flags` that vLLM would take a flag for: also of its beginning, or of its opposite."""
+    """The argument among `own_flags` that vLLM would take a flag for: also of its beginning, or of its opposite.
+
+    Its parser is Python's, which takes any beginning of a name that only one has, also of one with a single dash (`-t`
+    for `-tp`), and the value behind a name of one letter (`-n2`).
+    """
     positive = flag.replace("--no-", "--", 1)
-    return next((own for own in own_flags if own == positive or (len(flag) > 3 and own.startswith(positive))), None)
+    if positive in own_flags:
+        return positive
+    if flag in _OTHER_WHOLE_NAMES:
+        return None
+    return next(
+        (own for own in own_flags if own.startswith(positive) or (len(own) == 2 and flag.startswith(own))), None
+    )
 
 
 class CpuOptions(BaseModel):
@@ -148,7 +207,7 @@ class ServeOptions(BaseModel):
     """Seconds after which a server hangs: calls wait, none is told anything for half of them, and then one token asked
     for does not come in the other half. At most half of collect.timeout_s."""
     attach: str | None = Field(default=None, pattern="^https?://")
-    """Address of a vLLM server that runs already; nothing is started then."""
+    """Address of a vLLM server that runs already; nothing is started then. With a key, https or this machine."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key of the server in `attach`."""
 
@@ -156,7 +215,7 @@ class ServeOptions(BaseModel):
     @classmethod
     def _attach_is_an_address(cls, attach: str | None) -> str | None:
         if attach is not None:
-            address_to_url(attach)
+            refuse_server_address(attach, key=False)
         return attach
 
     @field_validator("devices")
@@ -171,8 +230,10 @@ class ServeOptions(BaseModel):
     def _own_arguments_stay(cls, extra_args: tuple[str, ...]) -> tuple[str, ...]:
         for position, argument in enumerate(extra_args):
             flag = argument_to_flag(argument)
-            if flag is None and position == 0:
-                raise ValueError(f"{argument!r} is no argument of vLLM: they begin with a dash")
+            if (flag is None and position == 0) or flag == "--":
+                raise ValueError(f"{argument!r} is no argument of vLLM: they begin with a dash, and have a name")
+            if flag is not None and len(flag.split()) > 1:  # which vLLM would take for the name of a model, and ignore
+                raise ValueError(f"{argument!r} is two texts: give the argument and its value one by one")
             if flag is not None and (own := own_flag(flag, OWN_ARGUMENTS)) is not None:
                 raise ValueError(f"{argument!r} is not yours to set ({own}): {OWN_ARGUMENTS[own]}")
         return extra_args
@@ -184,6 +245,11 @@ class ServeOptions(BaseModel):
             raise ValueError(f"{', '.join(sorted(given_options))} cannot be set on a server that runs already (attach)")
         if self.attach is None and self.api_key_env is not None:
             raise ValueError("api_key_env applies to attach only; a server that is started here gets a random key")
+        if self.attach is not None and self.api_key_env is not None:
+            try:
+                refuse_server_address(self.attach, key=True)
+            except ValueError as error:
+                raise ValueError(f"attach: {error}") from None
         if self.kv_cache_gib is not None and self.gpu_memory_utilization is not None:
             raise ValueError("kv_cache_gib and gpu_memory_utilization both size the KV cache; give one")
         if self.tensor_parallel is not None and self.devices is not None and len(self.devices) % self.tensor_parallel:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from marft_bridge.promotion.safety import (
     run_function,
 )
 from marft_bridge.rewards.contract import RewardEnvironment, RunView
+from marft_bridge.runs.device_lines import announced_devices
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.runs.run_store import open_run_store
 from marft_bridge.serving.adapter_checks import CONFIG_FILE, check_files, folder_to_hashes
@@ -275,7 +277,13 @@ def _served_candidate(
     with (
         asyncio.Runner() as runner,
         serve_bases(
-            config, model_versions, options, log_of=folder.server_log_of, loop=runner, reporter=reporter
+            config,
+            model_versions,
+            options,
+            log_of=folder.server_log_of,
+            loop=runner,
+            reporter=reporter,
+            announce=partial(announced_devices, folder),
         ) as servers,
     ):
         model_versions.register_zero(versions)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
@@ -17,6 +18,7 @@ from marft_bridge.rollouts.collector import Collector, HostedAnswers
 from marft_bridge.rollouts.episode_plan import EpisodeRequest
 from marft_bridge.rollouts.graph_stage import Stage, open_stage
 from marft_bridge.rollouts.run_counts import Tally
+from marft_bridge.runs.device_lines import announced_devices
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.model_versions import ModelVersions
 from marft_bridge.serving.placement import Placement
@@ -108,6 +110,7 @@ def open_session(
             loop=stage.loop,
             reporter=reporter,
             placement=placement,
+            announce=partial(announced_devices, folder),
         ) as models:
             versions.register_zero((*config.graph.nodes, *app.frozen))
             models.publish(dict.fromkeys(app.frozen, 0))

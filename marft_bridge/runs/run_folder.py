@@ -13,6 +13,7 @@
     vllm.log (vllm-<name>.log of [models.<name>]), live-vllm.log of the server behind live traffic, learner-<number>.log
                     of further learners
     server.json, report.json, report.html, report.md
+    devices.json    who has which card while a command runs; devices-serve.json, devices-live.json: of `serve`
     live.json       the salt and key that assign live traffic to its team, and the proxy's address while it runs
     distilling/     episodes while `distil` tries them, deleted by its end
     learned.json    digests of the tasks that were learned from, which can be held out no more
@@ -158,6 +159,10 @@ class RunFolder:
     def live(self) -> Path:
         """The state of `marft-bridge serve --split`: salt, key and address."""
         return self.path / "live.json"
+
+    def devices_note(self, whose: str) -> Path:
+        """Which cards the command has that runs in the folder: see `runs.device_lines`."""
+        return self.path / (f"devices-{whose}.json" if whose else "devices.json")
 
     def create(self) -> None:
         """Makes the folder, readable by its owner only, or checks the one that is there: see `refuse_unsafe`."""

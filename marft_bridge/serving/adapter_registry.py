@@ -1,8 +1,11 @@
 """A trained adapter folder -> a registered version of a node -> a name that the model server answers to.
 
 Layout: root/<node>/<version>/ with the adapter's own two files and `marft.json`, which is written last: a folder
-without it was left by an interrupted run. Invariants: a registered version never changes (its hashes are checked when
-it is published); a served name means one version of one node for ever; versions of another base model are refused.
+without it was left by an interrupted run. Once it was served, root/<node>/<version>-<digest of its files>/ lies beside
+it, an empty folder that the path goes through: of an adapter a server tells nothing but the path that it was given.
+Invariants: a registered version never changes (its hashes are checked when it is published); a served name means one
+version of one node, with the very files that are registered here, also in a server that outlived another run in this
+folder; versions of another base model are refused.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import re
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +30,7 @@ from trace_store.files import make_folder, open_to_write, sync
 from trace_store.records import AdapterRow
 
 _MAX_NAME, _DIGEST = 200, 32  # characters; a file system takes 255 bytes, and a version comes behind the name
+_FILES_DIGEST = 16  # of the files of a version, in hex digits
 _RECORD_FILE = "marft.json"
 _NO_NODES: Mapping[str, str] = MappingProxyType({})
 _CONFIG_SHA256 = "config_sha256"  # in the record only; records of earlier releases lack it
@@ -177,11 +182,34 @@ class AdapterRegistry:
                 file.write(files[name])
         return self.get(node, version)
 
+    def served_path(self, node: str, version: int) -> Path:
+        """The path under which a version is served: to its folder, through one that is named by the registered files.
+
+        Other files under the same name have another path, so that neither we nor the server's cache of prefixes, which
+        goes by name and path as they are written, take one for the other. It is no link, which a run folder may not
+        hold.
+
+        Raises:
+            ServingError: as `get`.
+        """
+        folder = Path(self.get(node, version).path).resolve()
+        files = json.dumps(sorted(self.hashes(node, version).items())).encode()
+        waypoint = folder.parent / f"{version}-{hashlib.sha256(files).hexdigest()[:_FILES_DIGEST]}"
+        make_folder(waypoint)
+        return waypoint / ".." / folder.name
+
+    def is_own_path(self, node: str, version: int, path: Path) -> bool:
+        """Whether what is served from `path` was served as this version from this folder, by whichever run."""
+        return path.resolve() == self._folder(node, version).resolve()
+
     def delete(self, node: str, version: int) -> None:
         """Deletes the files of a version that is out of service, the record first."""
         folder = self._folder(node, version)
         (folder / _RECORD_FILE).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
+        for waypoint in folder.parent.glob(f"{version}-*"):
+            with suppress(OSError):  # not empty, so none of ours
+                waypoint.rmdir()
 
     def latest(self, node: str) -> AdapterRow | None:
         """The highest version of a node; None when it has none and runs on the base model."""
@@ -202,20 +230,25 @@ class AdapterRegistry:
 def publish(server: ModelServer, registry: AdapterRegistry, node: str, version: int) -> str:
     """Loads a version into the server; returns its served name. Only checks its files when it is served already.
 
+    What an earlier run in this folder left under its name, in a server that runs on, goes first.
+
     Raises:
         ServingError: no such version, its files are not those that were registered, the server refuses it, or
             another folder is served under its name.
     """
     row, hashes = registry.get(node, version), registry.hashes(node, version)
-    name = registry.served_name(node, version)
-    folder = Path(row.path).resolve()
-    if name in server.adapters():
-        check_files(folder, hashes)
-    else:
-        server.load_adapter(name, folder, hashes)
+    name, path = registry.served_name(node, version), registry.served_path(node, version)
     served = server.adapters().get(name)
-    if served is None or Path(served) != folder:
-        raise ServingError(f"the model server serves {served or 'nothing'} as {name!r}, not {str(folder)!r}")
+    if served is not None and Path(served) != path and registry.is_own_path(node, version, Path(served)):
+        server.unload_adapter(name)
+        served = None
+    if served is not None:
+        check_files(Path(row.path), hashes)
+    else:
+        server.load_adapter(name, path, hashes)
+        served = server.adapters().get(name)
+    if served is None or Path(served) != path:
+        raise ServingError(f"the model server serves {served or 'nothing'} as {name!r}, not {str(path)!r}")
     return name
 
 

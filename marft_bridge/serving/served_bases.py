@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -151,6 +151,7 @@ def serve_bases(
     loop: asyncio.Runner,
     reporter: Reporter,
     placement: Placement | None = None,
+    announce: Callable[[Sequence[str]], AbstractContextManager[None]] = lambda _: nullcontext(),
 ) -> Iterator[ServedBases]:
     """Starts the servers, one after another, or attaches to them, until the block ends.
 
@@ -159,14 +160,18 @@ def serve_bases(
         log_of: name of a base model -> the file that its server writes its output to.
         loop: the event loop that the connections belong to.
         placement: who takes which card; None plans it for a command that does not train.
+        announce: tells others of what was planned here until the block that it opens ends; without a `placement` only.
 
     Raises:
         ServingError: see `ModelServer.start`, `Placement` and `refuse_whole_gpus`.
     """
+    is_planned_here = placement is None
     placement = placement or Placement(config, versions.bases, options, trains=False)
     options = placement.serve_options()
     refuse_whole_gpus(versions.bases, options)
     with ExitStack() as stack:
+        if is_planned_here:
+            stack.enter_context(announce(placement.lines()[:-1]))  # without the trainer's, which is not there
         served = tuple(
             stack.enter_context(
                 serve_base(

@@ -12,7 +12,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
+from threading import Thread
 
 from marft_bridge.serving import process_guard
 from marft_bridge.serving.vllm_log import last_lines
@@ -22,6 +24,7 @@ from trace_store.files import open_to_write
 from trainers.errors import LostProcessError
 
 _END_S = 5.0  # in which a process that was lost is seen to have ended
+_LOOK_S = 0.1
 
 
 class ChildLearners:
@@ -49,15 +52,42 @@ class ChildLearners:
         return [self._count] * self._count
 
     def join(self) -> None:
-        """Joins them in one process group, as its first process."""
+        """Joins them in one process group, as its first process; one that has ended, or ends meanwhile, is noticed."""
         from trainers.learners.group import join_group
 
         for guard in self._guards:
             assert guard.stdout is not None
             if guard.stdout.readline() != learner_process.READY:
                 raise LostProcessError("a learner did not start")
+        self._refuse_ended()  # a model server may have started since it was ready
         learner_process.call_in(self._folder).touch()
-        join_group(0, self._count, meeting_place=learner_process.meeting_place_in(self._folder))
+        meeting_place = learner_process.meeting_place_in(self._folder)
+        self._watch(lambda: join_group(0, self._count, meeting_place=meeting_place))
+
+    def _watch(self, join: Callable[[], None]) -> None:
+        """Returns when `join` has; where a process ends before, nobody waits for it with torch's patience.
+
+        Raises:
+            LostProcessError: a process has ended; a thread that still waits in `join` ends by itself.
+        """
+        joined: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                join()
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                joined.set_exception(error)
+            else:
+                joined.set_result(None)
+
+        Thread(target=run, name="join-learners", daemon=True).start()
+        while not wait([joined], timeout=_LOOK_S).done:
+            self._refuse_ended()
+        joined.result()
+
+    def _refuse_ended(self) -> None:
+        if any(guard.poll() is not None for guard in self._guards):
+            raise LostProcessError("a learner has ended before all had met")
 
     def end(self) -> None:
         """Ends them; returns when they are gone."""

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from marft_bridge.common.errors import USER_ERRORS
+from marft_bridge.devices.card_names import names_to_uuids, visible_names
 from marft_bridge.rollouts.ray.messages import code_sha256
+from trainers.common.card_order import count_cards_as_driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Location:
 
     host: str  # the address of its machine that the command's machine is reached from
     process: str  # for people
-    cards: tuple[str, ...]  # that it may use, as CUDA_VISIBLE_DEVICES calls them
+    cards: tuple[str, ...]  # that it may use, by `names_to_uuids`
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class LearnerActor:
     """
 
     def __init__(self, folder: str | None) -> None:
+        count_cards_as_driver()  # as the command does, by whose plan a card is named
         self._folder, self._host = folder, ""
         self._store: Any = None  # torch's, once this is connected
 
@@ -63,9 +66,8 @@ class LearnerActor:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((leader_host, 9))  # sends nothing; the kernel says which address it would send from
             self._host = probe.getsockname()[0]
-        cards = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         process = f"{socket.gethostname()}, process {os.getpid()}"
-        return Location(self._host, process, tuple(filter(None, cards.split(","))))
+        return Location(self._host, process, tuple(sorted(names_to_uuids(visible_names(os.environ)))))
 
     def check(self, needs: LearnerNeeds, device: str, sharers: int, *, learners: int) -> str | None:
         """What is wrong with this machine; None when nothing is.

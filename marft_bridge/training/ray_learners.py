@@ -18,6 +18,7 @@ from typing import Any
 from marft_bridge.common.errors import ClusterError
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.ray import RayOptions
+from marft_bridge.devices.card_names import names_to_uuids
 from marft_bridge.rollouts.ray.connection import (
     bundle_to_strategy,
     connect_ray,
@@ -232,11 +233,12 @@ class RayLearners:
         """On a cluster Ray gives out cards of this machine too, and knows nothing of those that the command uses."""
         if self._options.address is None:
             return
+        taken_cards = names_to_uuids(self._taken_cards)
         for follower in self._followers:
             location = follower.location
             if location is None or location.host != self._host or not self._is_on_cards():
                 continue
-            if shared := sorted(self._taken_cards & set(location.cards)):
+            if shared := sorted(taken_cards & set(location.cards)):
                 raise ClusterError(
                     f"{follower.name} was given card {shared[0]} of this machine, which the command uses itself: start "
                     "Ray here with a CUDA_VISIBLE_DEVICES that leaves it out, or with --num-gpus=0"

@@ -9,6 +9,7 @@ import os
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.training.learners import LearnerEnd
+from trainers.common.card_order import count_cards_as_driver
 
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
@@ -57,10 +58,11 @@ def follow_torchrun() -> None:
     Raises:
         TrainError: what stops a trainer, or the leader has ended.
     """
+    count_cards_as_driver()  # as the leader does once it reads the machine; the imports below may look for a card
     from trainers.learners.follower import follow
-    from trainers.learners.group import join_group, leave_group
+    from trainers.learners.group import join_torchrun_group, leave_group
 
-    join_group(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), meeting_place="env://")
+    join_torchrun_group(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     follow()
     leave_group()
 
@@ -82,9 +84,9 @@ class TorchrunLearners:
 
     def join(self) -> None:
         """Joins them."""
-        from trainers.learners.group import join_group
+        from trainers.learners.group import join_torchrun_group
 
-        join_group(0, self._count, meeting_place="env://")
+        join_torchrun_group(0, self._count)
         for name in _VARIABLES:  # else a model server that is started later takes itself for one of the learners
             os.environ.pop(name, None)
 

@@ -41,6 +41,7 @@ from marft_bridge.rollouts.held_out import HeldOutTasks, record_learned_tasks
 from marft_bridge.rollouts.ray.connection import connect_ray, refuse_unusable_cluster
 from marft_bridge.rollouts.ray.session import ClusterSession, open_cluster_session, refuse_unusable_rollouts
 from marft_bridge.rollouts.session import Session, open_session
+from marft_bridge.runs.device_lines import announced_devices
 from marft_bridge.runs.ledger import begin_run, refuse_second_run
 from marft_bridge.runs.named_version import NamedVersion, write_named_version
 from marft_bridge.runs.run_folder import (
@@ -164,7 +165,8 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
     else:
         options = server_options(versions.bases, folder, reporter)
     placement = Placement(config, versions.bases, options, trains=True, serves_here=not plays_on_ray)
-    for device_line in placement.lines():
+    device_lines = placement.lines()
+    for device_line in device_lines:
         reporter.say(device_line)
     # before a server is started in vain; the trainer checks again once the server has taken its share of the GPU
     memory = MemoryGuard.of_agents(
@@ -180,7 +182,7 @@ def train(config: BridgeConfig, reporter: Reporter, resume: bool, without_signal
         memory.check_teacher(teacher_dir)
     if (memory_line := memory.describe()) is not None:
         reporter.say(memory_line if learner_count == 1 else f"{memory_line}, for each of {learner_count} learners")
-    with folder.lock_for("train"):
+    with folder.lock_for("train"), announced_devices(folder, device_lines):
         with open_run_store(folder, reporter) as store:
             refuse_second_run(store, TRAIN, "train", folder=folder, resume=resume)
             refuse_other_start(config, store)
@@ -261,7 +263,9 @@ def _open_session(
 ) -> AbstractContextManager[Session | ClusterSession]:
     """Where the rounds are played."""
     if config.train.rollouts == "ray":
-        return open_cluster_session(config, folder, app, versions=versions, reporter=reporter)
+        return open_cluster_session(
+            config, folder, app, versions=versions, reporter=reporter, taken_cards=placement.taken_cards()
+        )
     return open_session(config, folder, app, versions=versions, reporter=reporter, placement=placement, hosted=hosted)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from marft_bridge.common.addresses import address_to_url
+from marft_bridge.common.addresses import address_to_url, refuse_server_address
 from marft_bridge.common.api_keys import variable_to_key
 
 BAD_KEYS = ["sk-a\nb", "sk-a\r\nx-other: b", "clé-secrète", "\u201csk-abc\u201d", "sk-a\x00b", "sk-a\x7f"]
@@ -45,6 +45,30 @@ def test_a_variable_without_a_key_is_said(monkeypatch: pytest.MonkeyPatch, key: 
 @pytest.mark.parametrize("address", GOOD_ADDRESSES)
 def test_an_address_that_passes_is_one_for_the_client(address: str) -> None:
     assert address_to_url(address).hostname == httpx.URL(address).host.strip("[]")
+
+
+LOOPBACK = ["http://127.0.0.1:8000", "http://localhost:8000/v1", "http://[::1]:8000", "http://0.0.0.0:8000"]
+
+
+@pytest.mark.parametrize("address", [*LOOPBACK, "https://gpu7:8000", "https://10.0.0.7"])
+def test_a_key_goes_to_this_machine_or_over_tls(address: str) -> None:
+    refuse_server_address(address, key=True)
+
+
+@pytest.mark.parametrize("address", ["http://gpu7:8000", "http://10.0.0.7:8000/v1", "http://localhost.example:8000"])
+def test_a_model_server_on_another_machine_is_asked_over_http_without_a_key_only(address: str) -> None:
+    refuse_server_address(address, key=False)
+    with pytest.raises(ValueError, match="a key does not go to another machine over http") as caught:
+        refuse_server_address(address, key=True)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert all(way in text for way in ("--ssl-keyfile", "ssh -N -L 8000:127.0.0.1:8000", "leave out api_key_env"))
+
+
+def test_a_password_in_an_address_is_refused_without_being_shown() -> None:
+    with pytest.raises(ValueError, match="no user or password in an address") as caught:
+        refuse_server_address("http://ada:secret@gpu7:8000", key=False)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("address", BAD_ADDRESSES)

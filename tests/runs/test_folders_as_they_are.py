@@ -323,6 +323,7 @@ WRITERS = {
     "marft_bridge/rollouts/held_out.py": ("write_atomically*2", ATOMIC),
     "marft_bridge/rollouts/ray/connection.py": ("rmtree", OUTSIDE),
     "marft_bridge/rollouts/ray/worker.py": ("mkdtemp rmtree", OUTSIDE),
+    "marft_bridge/runs/device_lines.py": ("held_file", ATOMIC),
     "marft_bridge/runs/named_version.py": ("write_atomically", ATOMIC),
     "marft_bridge/runs/run_folder.py": ("locked_file make_folder pwrite truncate write_atomically*2", IN_PLACE),
     "marft_bridge/sandbox/confine.py": ("mkdir*3 open symlink_to touch write_text*2", OUTSIDE),
@@ -330,7 +331,7 @@ WRITERS = {
     "marft_bridge/sandbox/worker_main.py": ("open*2", OUTSIDE),
     "marft_bridge/replay/replayed_run.py": ("TemporaryDirectory", OUTSIDE),
     "marft_bridge/serving/adapter_registry.py": (
-        "fchmod make_folder*2 open open_to_write*2 rmtree*2 write_atomically",
+        "fchmod make_folder*3 open open_to_write*2 rmtree*2 write_atomically",
         IN_PLACE,
     ),
     "marft_bridge/serving/prepare_model.py": ("TemporaryDirectory chmod*2 mkdir rename save_pretrained*2", OUTSIDE),

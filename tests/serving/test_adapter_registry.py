@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from support.lora_files import write_adapter
 
 from marft_bridge.common.errors import ServingError
 from marft_bridge.config.serve import ServeOptions
+from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.adapter_checks import check_adapter_folder, check_adapter_name, model_layers
 from marft_bridge.serving.adapter_registry import AdapterRegistry, publish, retire, safe_node_name
 from marft_bridge.serving.vllm_server import ModelServer
@@ -265,7 +267,7 @@ def test_publishing_serves_the_version_and_retiring_ends_it(
 ) -> None:
     folder = registered(registry, "team/planner", 1)
     assert publish(server, registry, "team/planner", 1) == "team.2Fplanner@1"
-    assert fake.adapters == {"team.2Fplanner@1": str(folder.resolve())}
+    assert {name: Path(path).resolve() for name, path in fake.adapters.items()} == {"team.2Fplanner@1": folder}
     assert server.adapter_names() == ["team.2Fplanner@1"]
     assert publish(server, registry, "team/planner", 1) == "team.2Fplanner@1"  # again changes nothing
     retire(server, "team/planner", 1)
@@ -316,6 +318,58 @@ def test_another_folder_under_the_same_name_is_noticed(
     fake.adapters["planner@1"] = "/somewhere/else"
     with pytest.raises(ServingError, match="serves /somewhere/else as 'planner@1'"):
         publish(server, registry, "planner", 1)
+
+
+def test_an_attached_server_serves_the_files_of_this_run_not_those_of_one_before_it_in_the_same_folder(
+    server: ModelServer, registry: AdapterRegistry, fake: FakeVllm, tmp_path: Path
+) -> None:
+    folder = registered(registry, "planner", 1)
+    publish(server, registry, "planner", 1)
+    before = fake.adapters["planner@1"]
+    shutil.rmtree(registry.root)
+    write_adapter(registry.new_folder("planner", 1), Q_PROJ, seed=7)
+    registry.register("planner", 1, None, {})
+    options = ServeOptions(attach=fake.url)
+    with ModelServer.start(options, tmp_path / "no model", adapters=registry.root, log=tmp_path / "log") as again:
+        publish(again, registry, "planner", 1)
+    now = fake.adapters["planner@1"]
+    # vLLM finds cached prefixes by name and path: the same path would be answered from those of the other weights
+    assert now != before
+    assert Path(now).resolve() == folder.resolve()
+
+
+def test_what_an_earlier_release_left_in_an_attached_server_is_replaced(
+    server: ModelServer, registry: AdapterRegistry, fake: FakeVllm
+) -> None:
+    folder = registered(registry, "planner", 1)
+    fake.adapters["planner@1"] = str(folder.resolve())  # whose files nobody knows
+    publish(server, registry, "planner", 1)
+    assert fake.adapters["planner@1"] != str(folder.resolve())
+    assert Path(fake.adapters["planner@1"]).resolve() == folder.resolve()
+
+
+def test_files_that_are_the_same_stay_in_service_for_whoever_else_uses_the_server(
+    server: ModelServer, registry: AdapterRegistry, fake: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered(registry, "planner", 1)
+    publish(server, registry, "planner", 1)
+    monkeypatch.setattr(ModelServer, "unload_adapter", lambda *_: pytest.fail("another command's calls would fail"))
+    options = ServeOptions(attach=fake.url)
+    with ModelServer.start(options, tmp_path / "no model", adapters=registry.root, log=tmp_path / "log") as second:
+        publish(second, registry, "planner", 1)
+    assert set(fake.adapters) == {"planner@1"}
+
+
+def test_a_version_that_is_served_keeps_its_run_folder_one_to_work_in_and_leaves_nothing_when_deleted(
+    server: ModelServer, registry: AdapterRegistry
+) -> None:
+    folder = registered(registry, "planner", 1)
+    publish(server, registry, "planner", 1)
+    assert registry.versions("planner") == [1]
+    assert {file.name for file in folder.iterdir()} == {*registry.files("planner", 1)}
+    RunFolder(registry.root.parent).refuse_unsafe()
+    registry.delete("planner", 1)
+    assert list(folder.parent.iterdir()) == []
 
 
 def test_the_server_s_refusal_is_passed_on_in_its_own_words(

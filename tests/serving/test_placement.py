@@ -35,6 +35,8 @@ from marft_bridge.commands.status import status
 from marft_bridge.common.errors import ServingError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.serve import PlacedServeOptions, ServeOptions
+from marft_bridge.runs.device_lines import LIVE, announced_devices
+from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving import placement as placement_module
 from marft_bridge.serving import served_bases, vllm_server
 from marft_bridge.serving.base_models import BaseModelSpec, with_modules
@@ -560,7 +562,18 @@ def test_status_says_who_would_have_which_device_or_why_nobody(
         return [line.strip() for line in text.getvalue().splitlines() if "devices" in line]
 
     server, training = lines()
-    assert server.startswith("devices: model server: card 0 (GPU, 24.0 GiB), 0.919 of it (weights 3.2 GiB")
-    assert training == "devices: training: card 1 (GPU, 24.0 GiB)"
+    would = "devices that `train` would have now: "
+    assert server.startswith(f"{would}model server: card 0 (GPU, 24.0 GiB), 0.919 of it (weights 3.2 GiB")
+    assert training == f"{would}training: card 1 (GPU, 24.0 GiB)"
     (refusal,) = lines(**{"serve.devices": [7]})
-    assert refusal.startswith("devices: serve.devices names card 7, but there are cards 0 to 1")
+    assert refusal.startswith(
+        "devices: `train` would be refused now: serve.devices names card 7, but there are cards 0"
+    )
+
+    # What runs has taken its share: a plan of what is left would say something else, or that nothing fits.
+    folder = RunFolder(tmp_path / "run")
+    with announced_devices(folder, ["devices: model server: card 1", "devices: training: card 0"]):
+        assert lines() == ["devices: model server: card 1", "devices: training: card 0"]
+    with announced_devices(folder, ["devices: model server: card 1"], whose=LIVE):  # `train` may begin beside it
+        assert lines() == ["devices: model server: card 1", server, training]
+    assert lines() == [server, training]

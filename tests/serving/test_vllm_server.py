@@ -54,6 +54,7 @@ def test_options_that_would_have_no_effect_are_refused() -> None:
         ({"kv_cache_gib": 1.0, "gpu_memory_utilization": 0.5}, "give one"),
         ({"attach": "127.0.0.1:8000"}, "attach"),
         ({"attach": "http://127.0.0.1:80a"}, "is not an address like http"),
+        ({"attach": "http://gpu7:8000", "api_key_env": "KEY"}, "attach: .*a key does not go to another machine"),
         ({"attach": "http://[::1"}, "is not an address like http"),
         ({"threads": 2}, "threads"),
         ({"devices": [0, 1, 0]}, "names a card twice"),
@@ -149,13 +150,44 @@ def test_an_argument_that_is_set_here_is_refused_however_it_is_written() -> None
         ):
             with pytest.raises(ValidationError, match=r"extra_args\n.*is not yours to set"):
                 ServeOptions(extra_args=(written,))
-    for short in ("-tp", "-dp=2"):
+    for short in ("-tp", "-dp=2", "-t", "-t=2", "-d"):
         with pytest.raises(ValidationError, match="set serve"):
+            ServeOptions(extra_args=(short, "2"))
+    for short in ("-as", "-n2", "-r"):
+        with pytest.raises(ValidationError, match="is not yours to set"):
             ServeOptions(extra_args=(short, "2"))
     with pytest.raises(ValidationError, match=r"'--max_model_len=9' is not yours .*: set serve\.max_model_len"):
         ServeOptions(extra_args=("--quantization", "fp8", "--max_model_len=9"))
-    with pytest.raises(ValidationError, match="'fp8' is no argument of vLLM"):
-        ServeOptions(extra_args=("fp8",))
+    for word in ("fp8", "--", "-"):
+        with pytest.raises(ValidationError, match=f"'{word}' is no argument of vLLM"):
+            ServeOptions(extra_args=(word,))
+    with pytest.raises(ValidationError, match="'--quantization fp8' is two texts: give the argument and its value one"):
+        ServeOptions(extra_args=("--quantization fp8",))
+
+
+@pytest.mark.parametrize(
+    ("argument", "instead"),
+    [
+        ("--device-ids", "serve.devices"),
+        ("--pipeline-parallel-size", "serve.tensor_parallel"),
+        ("-pp", "serve.tensor_parallel"),
+        ("--decode-context-parallel-size", "serve.tensor_parallel"),
+        ("-dpl", "serve.devices and serve.tensor_parallel"),
+        ("--data-parallel-size-local", "serve.devices and serve.tensor_parallel"),
+        ("--nnodes", "serve.devices"),
+        ("--distributed-executor-backend", "the plan of this machine"),
+        ("--num-gpu-blocks-override", "serve.kv_cache_gib"),
+        ("--logits-processors", "[sampling]"),
+        ("--max-logprobs", "training relies on its value"),
+        ("--tokens-only", "the server is asked by chats"),
+        ("--weight-transfer-config", "adapters are loaded from the run folder"),
+    ],
+)
+def test_what_would_choose_cards_or_processes_behind_the_plan_or_change_what_is_sampled_is_refused(
+    argument: str, instead: str
+) -> None:
+    with pytest.raises(ValidationError, match=rf"'{argument}' is not yours to set .*{re.escape(instead)}"):
+        ServeOptions(extra_args=("--quantization", "fp8", argument, "2"))
 
 
 @pytest.mark.parametrize(
@@ -168,8 +200,8 @@ def test_tokenizer_and_template_are_those_of_the_model_s_folder(flag: str) -> No
 
 
 def test_other_arguments_reach_vllm_and_one_that_a_cpu_needs_is_refused_there() -> None:
-    extra_args = ("--quantization", "fp8", "--compilation-config.mode", "0", "--seed", "-1")
-    assert server_argv(ServeOptions(extra_args=extra_args), Path("model"), 1, cpu=False)[-6:] == [*extra_args]
+    extra_args = ("--quantization", "fp8", "--compilation-config.mode", "0", "--seed", "-1", "-dc", "{}")
+    assert server_argv(ServeOptions(extra_args=extra_args), Path("model"), 1, cpu=False)[-8:] == [*extra_args]
     for flag in ("--enforce-eager", "--no-enforce-eager", "--block_size=16"):
         options = ServeOptions(extra_args=(flag,))
         assert server_argv(options, Path("model"), 1, cpu=False)[-1] == flag
@@ -194,6 +226,16 @@ def test_vllm_itself_knows_every_argument_and_no_other_name_of_one_gets_through(
             for name in group:
                 with pytest.raises(ValidationError, match="is not yours to set"):
                     ServeOptions(extra_args=(name,))
+        else:
+            for name in group:  # the user's to set, though one of ours may begin with it
+                ServeOptions(extra_args=(name,))
+    written = {name[:size] for name in known for size in range(2, len(name))} - known - {"--"}
+    for word in written:  # as vLLM's parser, which is Python's, reads beginnings
+        meant = {id(group): group for group in names if any(name.startswith(word) for name in group)}
+        (group,) = meant.values() if len(meant) == 1 else [[]]
+        if set(group) & OWN_ARGUMENTS.keys():
+            with pytest.raises(ValidationError, match="is not yours to set"):
+                ServeOptions(extra_args=(word,))
 
 
 @pytest.mark.parametrize(("asked", "engine"), [(1, 1), (4, 8), (8, 8), (9, 16), (300, 320), (512, 512)])

@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -28,11 +29,14 @@ from support.school_rig import School, learned, school_in
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.runs.run_folder import RunFolder, read_metrics
 from marft_bridge.serving import process_guard
+from marft_bridge.serving.vllm_process import free_port
 from marft_bridge.training import child_learners, learner_process
 from marft_bridge.training.child_learners import ChildLearners
+from marft_bridge.training.learner_actor import LearnerActor
 from marft_bridge.training.learner_process import LOST
-from marft_bridge.training.torchrun_learners import count_learners, torchrun_rank
-from trainers.errors import TrainError
+from marft_bridge.training.torchrun_learners import TorchrunLearners, count_learners, follow_torchrun, torchrun_rank
+from trainers.common.card_order import card_order, refuse_other_order
+from trainers.errors import LostProcessError, TrainError
 from trainers.learners import group
 from trainers.learners.calls import Calls
 from trainers.learners.leader import IDLE
@@ -183,6 +187,74 @@ def test_a_learner_that_is_ready_waits_for_the_command_longer_than_for_the_other
         group.leave_group()
 
 
+@pytest.mark.slow
+def test_a_process_of_torchrun_waits_for_the_command_longer_than_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command looks at models, stores and a teacher before it comes; torchrun ends all where it ends."""
+    monkeypatch.setattr(group, "_PATIENCE", timedelta(seconds=60))
+    shared = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port(None)),
+    }
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", **shared}.items():
+        monkeypatch.setenv(name, value)
+    environment = os.environ | {"RANK": "1", "LOCAL_RANK": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    argv = [sys.executable, "-m", impatient_learner.__name__]
+    with (tmp_path / "said").open("wb") as said, subprocess.Popen(argv, env=environment, stderr=said) as follower:
+        try:
+            time.sleep(impatient_learner.PATIENCE_S + 10)  # it imports torch before it waits
+            assert follower.poll() is None, (tmp_path / "said").read_text()
+            TorchrunLearners(2).join()
+            assert follower.wait(60) == 0, (tmp_path / "said").read_text()
+        finally:
+            follower.kill()
+            group.leave_group()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5], ids=["while a model server starts", "while torch waits for it"])
+def test_a_learner_that_dies_before_all_have_met_is_noticed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """Torch would wait for it for ten minutes. A process that says that it is ready, and ends, stands for it."""
+    met = threading.Event()
+    monkeypatch.setattr(group, "join_group", lambda *_, **__: met.wait(60))
+    learners = ChildLearners(2, lambda rank: tmp_path / f"learner-{rank}.log")
+    (tmp_path / "learner-1.log").write_text("learner 1: out of memory\n")
+    program = f"import sys, time; print('ready', flush=True); time.sleep({seconds}); sys.exit(1)"
+    argv = [sys.executable, "-I", "-S", str(Path(process_guard.__file__)), "--", sys.executable, "-c", program]
+    guard = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    learners._guards.append(guard)
+    try:
+        if not seconds:
+            guard.wait(60)
+        begun = time.monotonic()
+        with pytest.raises(LostProcessError, match="a learner has ended before all had met"):
+            learners.join()
+        assert time.monotonic() - begun < 30
+        end = learners.first_end()
+        assert end is not None
+        assert end.text == "learner 1 of 2 ended with exit code 1: out of memory"
+    finally:
+        met.set()
+        learners.end()
+
+
+def test_what_goes_wrong_while_all_meet_is_raised_where_it_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def join(*_: object, **__: object) -> None:
+        raise LostProcessError("torch says why")
+
+    monkeypatch.setattr(group, "join_group", join)
+    learners = ChildLearners(1, lambda rank: tmp_path / f"learner-{rank}.log")
+    with pytest.raises(LostProcessError, match="torch says why"):
+        learners.join()
+    learners.end()
+
+
 @pytest.mark.parametrize(
     ("exits", "end"),
     [
@@ -238,6 +310,40 @@ def test_torchrun_and_the_configuration_agree_on_the_number(
         return
     with pytest.raises(ConfigError, match=said):
         torchrun_rank(learners)
+
+
+@pytest.fixture
+def unset_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "")  # so that it is restored
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+
+
+def test_torchrun_s_processes_count_cards_as_the_driver_before_they_look_at_one(
+    monkeypatch: pytest.MonkeyPatch, unset_order: None
+) -> None:
+    orders: list[str] = []
+    monkeypatch.setattr(group, "join_torchrun_group", lambda *_: orders.append(card_order()))
+    monkeypatch.setattr("trainers.learners.follower.follow", lambda: None)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert card_order() == "FASTEST_FIRST"  # CUDA's own
+    follow_torchrun()
+    assert orders == ["PCI_BUS_ID"]
+
+
+def test_learners_on_a_cluster_count_cards_as_the_driver(unset_order: None) -> None:
+    LearnerActor(None)
+    assert card_order() == "PCI_BUS_ID"
+
+
+def test_a_learner_that_counts_cards_otherwise_than_the_command_does_not_compute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    refuse_other_order("FASTEST_FIRST", cards=2)
+    refuse_other_order("PCI_BUS_ID", cards=1)  # one card is the first in any order
+    with pytest.raises(TrainError, match="by FASTEST_FIRST, and those of the command by PCI_BUS_ID: set CUDA_DEVICE_"):
+        refuse_other_order("PCI_BUS_ID", cards=2)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,9 +35,10 @@ from support.tiny_policy import save_tiny_llama
 
 from marft_bridge.common.errors import ClusterError, ConfigError
 from marft_bridge.config.ray import RayOptions
+from marft_bridge.devices.card_names import rows_to_uuids
 from marft_bridge.rollouts.ray.messages import code_sha256
 from marft_bridge.runs.run_folder import RunFolder, read_metrics
-from marft_bridge.training import ray_learners
+from marft_bridge.training import learner_actor, ray_learners
 from marft_bridge.training.learner_actor import Failure, LearnerActor, LearnerNeeds, Location, folder_to_sha256
 from marft_bridge.training.learners import MAX_LOSSES, LearnerEnd, LostLearnerError, go_on_after_losses
 from marft_bridge.training.ray_learners import RayLearners, devices_on_cluster
@@ -295,6 +297,25 @@ def test_a_card_of_this_machine_that_the_command_uses_is_refused(monkeypatch: py
     with pytest.raises(ClusterError, match="learner 1 was given card 2 of this machine, which the command uses itself"):
         learners_with_ends(monkeypatch, None, address="auto")._refuse_taken_cards()
     learners_with_ends(monkeypatch, None)._refuse_taken_cards()  # on this machine alone cards are planned
+
+
+@pytest.mark.parametrize(("ours", "given"), [("GPU-aaaa", "0"), ("0", "GPU-aaaa1111-0000"), ("0", "0")])
+def test_a_card_that_the_command_uses_is_refused_however_either_side_names_it(
+    monkeypatch: pytest.MonkeyPatch, ours: str, given: str
+) -> None:
+    rows = "0, GPU-aaaa1111-0000\n1, GPU-bbbb2222-0000\n"
+    monkeypatch.setattr(ray_learners, "names_to_uuids", partial(rows_to_uuids, rows))
+    learners = learners_with_ends(monkeypatch, None, address="auto")
+    learners._taken_cards = frozenset([ours])
+    monkeypatch.setattr(learner_actor, "names_to_uuids", partial(rows_to_uuids, rows))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    learners._host = "127.0.0.1"
+    learners._followers[0].location = LearnerActor(None).locate("127.0.0.1")
+    with pytest.raises(ClusterError, match="was given card GPU-aaaa1111-0000 of this machine"):
+        learners._refuse_taken_cards()
+    learners._taken_cards = frozenset(["1"])
+    learners._refuse_taken_cards()
 
 
 def test_the_command_computes_on_its_own_device_and_the_others_on_what_ray_gives_them() -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from trainers import checkpoint
+from trainers.common.card_order import refuse_other_order
 from trainers.common.free_memory import give_back_card_memory
 from trainers.common.workers import losses_told
 from trainers.config import TrainerOptions
@@ -68,6 +69,8 @@ def _finish(trainer: MarftTrainer) -> None:
 
 def _build(values: dict[str, Any]) -> MarftTrainer:
     device = values["devices"][dist.get_rank()]
+    if device != "cpu":
+        refuse_other_order(values["card_order"], torch.cuda.device_count())
     options = TrainerOptions.model_validate(values["options"])
     trainer = MarftTrainer(
         options.model_copy(update={"system": options.system.model_copy(update={"device": device})}),

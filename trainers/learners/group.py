@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import rendezvous
 
 from trainers.common.workers import Workers, meeting
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:  # `torch.distributed` has it, and does not say so to type che
 
 _PATIENCE = timedelta(minutes=10)  # with the others, where all of them compute and none waits for a rollout
 _CONNECT_PATIENCE = timedelta(seconds=60)  # with the address of the first process
+_TORCHRUN_PATIENCE = timedelta(days=14)  # with the first process of torchrun, which ends all where that one ends
+_FIRST_IS_HERE = "marft/first"  # a key in torchrun's store
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _SIOCGIFADDR = 0x8915  # Linux's request for the IPv4 address of an interface
 
@@ -34,13 +37,34 @@ def join_group(rank: int, count: int, *, meeting_place: str) -> None:
     """Joins the process group of this machine; returns once all are there.
 
     Args:
-        meeting_place: for torch: `env://` where torchrun tells it, `file://PATH` of a file that is not there yet.
+        meeting_place: for torch: `file://PATH` of a file that is not there yet.
 
     Raises:
         LostProcessError: the others did not come.
     """
-    _use_interface(next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None))
+    _use_loopback()
     _join(rank, count, init_method=meeting_place)
+
+
+def join_torchrun_group(rank: int, count: int) -> None:
+    """Joins the process group of torchrun's processes, all on this machine; returns once all are there.
+
+    The first one comes when it likes: it looks at models and stores before, for as long as that takes.
+
+    Raises:
+        LostProcessError: the others did not come.
+    """
+    _use_loopback()
+    patience = _PATIENCE if rank == 0 else _TORCHRUN_PATIENCE
+    with meeting():
+        meet: Any = rendezvous  # which torch leaves without types
+        store, _, _ = next(meet("env://", rank, count, timeout=patience))
+        if rank == 0:
+            store.set(_FIRST_IS_HERE, b"1")
+        else:
+            store.wait([_FIRST_IS_HERE], patience)
+    store.set_timeout(_PATIENCE)
+    _join(rank, count, store=store)
 
 
 def listen_at(host: str, count: int) -> TCPStore:
@@ -110,6 +134,10 @@ def interface_of(host: str) -> str | None:
             if answer[20:24] == address:
                 return name
     return None
+
+
+def _use_loopback() -> None:
+    _use_interface(next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None))
 
 
 def _use_interface(name: str | None) -> None:

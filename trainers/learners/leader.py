@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trace_store.records import Episode, Trajectory
+from trainers.common.card_order import card_order
 from trainers.common.workers import Workers
 from trainers.config import TrainerOptions
 from trainers.credit.action_credits import Credited
@@ -141,6 +142,7 @@ def say_build(
         "seed": seed,
         "lineage": dict(lineage),
         "devices": list(devices),
+        "card_order": card_order(),  # by which these numbers are meant
         "sharers": list(sharers),
         "checkpoint": None if checkpoint is None else str(checkpoint.absolute()),
         "start": {agent: str(folder.absolute()) for agent, folder in start.items()},

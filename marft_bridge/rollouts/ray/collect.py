@@ -6,7 +6,7 @@ Invariant: what cannot work there is refused before anything starts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from marft_bridge.common.errors import ConfigError
@@ -17,7 +17,7 @@ from marft_bridge.rollouts.episode_plan import EpisodeRequest
 from marft_bridge.rollouts.ray.connection import connect_ray, refuse_unusable_cluster
 from marft_bridge.rollouts.ray.driver import Driver
 from marft_bridge.rollouts.ray.messages import config_to_assign
-from marft_bridge.rollouts.ray.worker import endpoint_to_options
+from marft_bridge.rollouts.ray.worker import endpoint_to_options, refuse_server_without_card
 from marft_bridge.rollouts.run_counts import Tally
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving.model_versions import ModelVersions
@@ -38,6 +38,8 @@ def refuse_unusable_config(config: BridgeConfig, option: str = _OPTION) -> None:
         ClusterError: nothing answers at `ray.address`.
     """
     refuse_unusable_cluster(config.ray, option)
+    if config.ray.address is None:  # this machine is the whole cluster
+        refuse_server_without_card(config.ray)
     if config.models and config.ray.endpoints:
         raise ConfigError("ray.endpoints are servers of one base model each; with [models] workers start their own")
     for name, model in config.models.items():
@@ -59,8 +61,12 @@ def open_driver(
     *,
     notify: Callable[[str], None],
     option: str = _OPTION,
+    taken_cards: Collection[str] = (),
 ) -> Iterator[Driver]:
     """Connects to the cluster, for the driver of its workers, which start with the first requests.
+
+    Args:
+        taken_cards: that the command computes on itself, which no worker may have.
 
     Raises:
         ClusterError: the cluster cannot be reached or started.
@@ -73,7 +79,7 @@ def open_driver(
                 ray,
                 config.ray,
                 config.ray.in_flight or config.collect.in_flight,
-                assign=config_to_assign(config, versions.lineage),
+                assign=config_to_assign(config, versions.lineage, taken_cards),
                 journal=journal,
                 notify=notify,
             ) as driver,

@@ -9,12 +9,13 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.devices.card_names import names_to_uuids
 from marft_bridge.rollouts.episode_plan import Key
 from marft_bridge.rollouts.run_counts import Tally
 
@@ -28,6 +29,7 @@ class Assignment:
     folder: str | None  # to work in; None: the folder that Ray put the worker in
     endpoint: str | None  # of the model server; None: the worker starts its own
     digests: Mapping[str, str]  # the driver's, of `config_to_digests`
+    taken_cards: tuple[str, ...] = ()  # that the command computes on itself, by `names_to_uuids`
 
 
 NodeVersion = tuple[str, int]
@@ -57,19 +59,23 @@ class Report:
     losses: str = ""
 
 
-def config_to_assign(config: BridgeConfig, lineage: Mapping[str, str]) -> Callable[[int], Assignment]:
+def config_to_assign(
+    config: BridgeConfig, lineage: Mapping[str, str], taken_cards: Collection[str] = ()
+) -> Callable[[int], Assignment]:
     """A function from a worker's number, from 1, to its assignment, in the folder that this command works in.
 
     Args:
         lineage: as of `config_to_digests`.
+        taken_cards: that the command computes on itself, as CUDA_VISIBLE_DEVICES calls them.
     """
     digests, endpoints = config_to_digests(config, lineage), config.ray.endpoints
+    taken = tuple(sorted(names_to_uuids(taken_cards)))
     content = config.model_dump(mode="json", exclude_unset=True)
     folder = None if config.ray.working_dir is not None else str(Path.cwd())
 
     def assign(number: int) -> Assignment:
         endpoint = endpoints[(number - 1) % len(endpoints)] if endpoints else None
-        return Assignment(number, content, folder, endpoint=endpoint, digests=digests)
+        return Assignment(number, content, folder, endpoint=endpoint, digests=digests, taken_cards=taken)
 
     return assign
 

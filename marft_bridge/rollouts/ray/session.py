@@ -6,7 +6,7 @@ last, as its own server would, before they get requests of it; no server of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -125,9 +125,18 @@ class ClusterSession:
 
 @contextmanager
 def open_cluster_session(
-    config: BridgeConfig, folder: RunFolder, app: App, versions: ModelVersions, reporter: Reporter
+    config: BridgeConfig,
+    folder: RunFolder,
+    app: App,
+    versions: ModelVersions,
+    reporter: Reporter,
+    *,
+    taken_cards: Collection[str] = (),
 ) -> Iterator[ClusterSession]:
     """Connects to the cluster; the workers start with the first requests.
+
+    Args:
+        taken_cards: as of `open_driver`.
 
     Raises:
         ClusterError: the cluster cannot be reached or started.
@@ -136,7 +145,7 @@ def open_cluster_session(
     versions.register_zero(routed)
     location = config.ray.address or "on this machine"
     reporter.say(f"rollouts: {config.ray.workers} workers on Ray, {location}, each with a model server")
-    with open_driver(config, folder, versions, notify=reporter.say, option=OPTION) as driver:
+    with open_driver(config, folder, versions, notify=reporter.say, option=OPTION, taken_cards=taken_cards) as driver:
         yield ClusterSession(
             driver=driver,
             models=ClusterModels(versions, driver),

@@ -20,10 +20,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from marft_bridge.common.errors import USER_ERRORS, ClusterError, GraphError, ServingError
+from marft_bridge.common.errors import USER_ERRORS, ClusterError, ConfigError, GraphError, ServingError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
+from marft_bridge.config.ray import RayOptions
 from marft_bridge.config.serve import ServeOptions
+from marft_bridge.devices.card_names import names_to_uuids, same_cards, visible_names
 from marft_bridge.rollouts.app import load_app
 from marft_bridge.rollouts.collector import Collector, Job
 from marft_bridge.rollouts.episode_plan import EpisodeRequest, Key
@@ -42,6 +44,7 @@ from marft_bridge.serving.base_models import config_to_bases, with_modules
 from marft_bridge.serving.model_versions import bases_to_versions
 from marft_bridge.serving.placement import Placement
 from marft_bridge.serving.served_bases import ServedBases, serve_bases
+from marft_bridge.serving.vllm_arguments import vllm_runs_on_cpu
 from trace_store.files import open_to_read
 from trace_store.journal import finished_lines, folder_to_segments, lock_if_abandoned
 
@@ -230,6 +233,9 @@ class Worker:
     def _open_collector(self) -> Iterator[tuple[Collector, Stage]]:
         """A collector of the user's app on its served model, as the driver configured it."""
         assignment, config, quiet_reporter = self._assignment, self._config, Reporter(Console(quiet=True))
+        if assignment.endpoint is None:
+            refuse_server_without_card(config.ray)
+            _refuse_taken_card(assignment.taken_cards)
         with _in_folder(assignment.folder):
             app = load_app(config)
             bases = config_to_bases(config, quiet_reporter.say)
@@ -310,6 +316,34 @@ def _in_folder(folder: str | None) -> Iterator[None]:
             f"{error} (looked for in {str(Path.cwd())!r}; the command's machine has it: install it on this one, share "
             "the folder, or send one with ray.working_dir)"
         ) from error
+
+
+def refuse_server_without_card(options: RayOptions) -> None:
+    """Refuses workers that start a model server on cards, while Ray sets none aside for them: all would be on one.
+
+    Raises:
+        ConfigError: this machine's vLLM computes on cards, and `ray.gpus_per_worker` is 0.
+    """
+    if options.gpus_per_worker or options.endpoints or vllm_runs_on_cpu():
+        return
+    raise ConfigError(
+        "ray.gpus_per_worker is 0, but each worker starts a model server, whose vLLM is built for cards: all of them "
+        "would take the first card. Set it to 1, or to the cards of one server; where this machine is the whole "
+        "cluster and trains on a card, leave train.rollouts at 'local'"
+    )
+
+
+def _refuse_taken_card(taken_cards: Sequence[str]) -> None:
+    """Refuses a card that Ray gave to this worker, and on which the command computes, of which Ray knows nothing.
+
+    Raises:
+        ClusterError: names the card.
+    """
+    if taken_cards and (shared := same_cards(names_to_uuids(visible_names(os.environ)), taken_cards)):
+        raise ClusterError(
+            f"this worker was given card {shared[0]}, on which the command trains: start Ray there with a "
+            "CUDA_VISIBLE_DEVICES that leaves it out, or with --num-gpus=0"
+        )
 
 
 def endpoint_to_options(config: BridgeConfig, endpoint: str) -> ServeOptions:

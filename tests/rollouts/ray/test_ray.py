@@ -478,6 +478,57 @@ def test_what_cannot_work_on_a_cluster_is_refused_before_anything_starts(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("options", "on_cpu", "is_refused"),
+    [
+        ({}, False, True),
+        ({"gpus_per_worker": 1}, False, False),
+        ({"gpus_per_worker": 0.5}, False, False),
+        ({"endpoints": ["http://127.0.0.1:1"]}, False, False),  # whose cards are not ours to give
+        ({}, True, False),
+    ],
+    ids=["no cards", "a card", "half a card", "servers that run", "a CPU build"],
+)
+def test_workers_do_not_start_servers_on_cards_that_nobody_set_aside(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], on_cpu: bool, is_refused: bool
+) -> None:
+    monkeypatch.setattr(worker_module, "vllm_runs_on_cpu", lambda: on_cpu)
+    with (
+        pytest.raises(ConfigError, match=r"^ray\.gpus_per_worker is 0, .* Set it to 1") if is_refused else nullcontext()
+    ):
+        worker_module.refuse_server_without_card(RayOptions.model_validate(options))
+
+
+def test_on_this_machine_alone_that_is_known_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "vllm_runs_on_cpu", lambda: False)
+    graph = {"app": "a:b", "nodes": ["n"], "tasks": "t.jsonl", "reward": "a:r"}
+    config = BridgeConfig.model_validate({"run": str(tmp_path / "run"), "graph": graph, "collect": {"engine": "ray"}})
+    with pytest.raises(ConfigError, match=r"^ray\.gpus_per_worker is 0"):
+        collect(config, Reporter(Console(quiet=True)), resume=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_was_given_the_trainer_s_card_ends_before_it_loads_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_module, "names_to_uuids", lambda _: frozenset({"GPU-a"}))
+    config = {"graph": {"app": "no:such", "nodes": ["n"], "tasks": "t.jsonl", "reward": "a:r"}}
+    for taken, failure in (
+        (("GPU-a",), "ClusterError: this worker was given card GPU-a, on which the command trains: start Ray there"),
+        (("GPU-b",), "GraphError"),  # goes on to the app, which there is not
+    ):
+        worker = Worker(Assignment(1, config, None, None, {}, taken_cards=taken))
+        try:
+            while (report := worker.exchange(0, [])).phase != "ended":
+                pass
+        finally:
+            worker.stop()
+        assert report.failure is not None
+        assert ": ".join(report.failure).startswith(failure)
+
+
 def test_without_ray_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     graph = {"app": "a:b", "nodes": ["n"], "tasks": "t.jsonl", "reward": "a:r"}
@@ -491,6 +542,7 @@ def test_without_ray_the_message_says_what_to_install(tmp_path: Path, monkeypatc
     [
         ({"api_key_env": "KEY"}, "api_key_env applies to endpoints only"),
         ({"endpoints": ["127.0.0.1:8000"]}, "is not an address like http"),
+        ({"endpoints": ["http://gpu7:8000"], "api_key_env": "KEY"}, "a key does not go to another machine over http"),
         ({"workers": 0}, "greater than or equal to 1"),
     ],
 )
