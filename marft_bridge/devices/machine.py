@@ -163,11 +163,13 @@ def _line_to_row(line: str) -> _Row | None:
         name, total_mib, free_mib, parts = rest
         card = Card(name, int(total_mib) << 20, int(free_mib) << 20, visible_name=uuid, other_names=(index,))
     except ValueError:
-        return _Row(index, uuid, None, "the driver does not tell its memory")
+        return _Row(index, uuid, None, fault="the driver does not tell its memory")
     if name.startswith("["):
-        return _Row(index, uuid, None, f"the driver says {name} in place of its name")
+        return _Row(index, uuid, None, fault=f"the driver says {name} in place of its name")
     if parts == "Enabled":
-        return _Row(index, uuid, None, f"it is divided into parts (MIG); name one of them in {_VISIBLE} to use it")
+        return _Row(
+            index, uuid, None, fault=f"it is divided into parts (MIG); name one of them in {_VISIBLE} to use it"
+        )
     return _Row(index, uuid, card)
 
 

@@ -19,10 +19,10 @@ only after a plan was made with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import chain
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
 from marft_bridge.common.errors import ServingError
@@ -183,7 +183,7 @@ class _Way:
     table: str | None  # of the server whose options change; None: what changes is the trainer's need
     changes: Mapping[str, Any] = field(default_factory=dict)
 
-    def apply(
+    def needs_with_it(
         self, needs: Sequence[EngineNeed], trainer: TrainerNeed | None
     ) -> tuple[list[EngineNeed], TrainerNeed | None]:
         """What is needed where it is set."""
@@ -239,9 +239,10 @@ def _plan_somewhere(
         ServingError: of the first layout, where none does.
     """
     first_refusal: ServingError | None = None
-    for layout in _Layout if trainer is not None and len(machine.cards) > 1 else (_Layout.APART,):
+    layouts: Iterable[_Layout] = _Layout if trainer is not None and len(machine.cards) > 1 else (_Layout.APART,)
+    for layout, others_last in product(layouts, (True, False)):
         try:
-            return _plan_layout(machine, needs, trainer, layout=layout)
+            return _plan_layout(machine, needs, trainer, layout=layout, ordered=_by_size(machine, others_last))
         except ServingError as refusal:
             first_refusal = first_refusal or refusal
     assert first_refusal is not None
@@ -249,9 +250,19 @@ def _plan_somewhere(
 
 
 def _plan_layout(
-    machine: Machine, needs: Sequence[EngineNeed], trainer: TrainerNeed | None, *, layout: _Layout
+    machine: Machine,
+    needs: Sequence[EngineNeed],
+    trainer: TrainerNeed | None,
+    *,
+    layout: _Layout,
+    ordered: Sequence[int],
 ) -> tuple[list[EnginePlan], tuple[int, ...]]:
-    chosen, learner_cards = _choose_cards(machine, needs, trainer, layout=layout)
+    """The same in one layout.
+
+    Args:
+        ordered: the cards, the best for a server first.
+    """
+    chosen, learner_cards = _choose_cards(machine, needs, trainer, layout=layout, ordered=ordered)
     plans = [
         _plan_engine(machine, needs, position, chosen=chosen, trainer=trainer, learner_cards=learner_cards)
         for position in range(len(needs))
@@ -267,7 +278,7 @@ def _way_that_holds(
 ) -> str | None:
     """What to set, of which a plan was made; first the ways, then other cards than those that are named."""
     for way in ways:
-        if _holds(machine, *way.apply(needs, trainer)):
+        if _holds(machine, *way.needs_with_it(needs, trainer)):
             return way.text
     is_named = any(need.options.devices is not None for need in needs)
     if not is_named and (trainer is None or trainer.devices is None):
@@ -326,10 +337,14 @@ def _refuse_absent(machine: Machine, needs: Sequence[EngineNeed], trainer: Train
 
 
 def _choose_cards(
-    machine: Machine, needs: Sequence[EngineNeed], trainer: TrainerNeed | None, *, layout: _Layout
+    machine: Machine,
+    needs: Sequence[EngineNeed],
+    trainer: TrainerNeed | None,
+    *,
+    layout: _Layout,
+    ordered: Sequence[int],
 ) -> tuple[list[tuple[tuple[int, ...], int]], tuple[int, ...]]:
     """Each server's cards, with over how many of them one copy of its model is split, and the learners' cards."""
-    ordered = _by_size(machine)
     of_servers = {number for need in needs for number in need.options.devices or ()}
     learner_cards: tuple[int, ...] = ()
     if trainer is not None:
@@ -378,13 +393,17 @@ def _choose_cards(
     return chosen, learner_cards
 
 
-def _by_size(machine: Machine) -> list[int]:
-    """The cards, the largest first; those that somebody else uses come last."""
+def _by_size(machine: Machine, others_last: bool) -> list[int]:
+    """The cards, the one with the most room first.
+
+    Args:
+        others_last: whether cards that somebody else uses come last.
+    """
 
     def rank(number: int) -> tuple[bool, int, int]:
         card = machine.cards[number]
         # by whole GiB, so that what a screen takes does not move a server
-        return 2 * card.free < card.total, -(_usable(card) // _GIB), number
+        return others_last and 2 * card.free < card.total, -(_usable(card) // _GIB), number
 
     return sorted(range(len(machine.cards)), key=rank)
 
@@ -417,7 +436,9 @@ def _least_split(machine: Machine, need: EngineNeed, pool: Sequence[int], *, hel
     for split in splits:
         room = _even_room([_card_to_room(machine, number, held=held.get(number, 0)) for number in pool[:split]])
         fixed = _fixed(need, _largest([machine.cards[number] for number in pool[:split]]), split)
-        if fixed.total + _least_tokens(need) * _token_bytes(need, split) <= room.bytes:
+        share = need.options.gpu_memory_utilization
+        limit = room.bytes if share is None else min(room.by_hand, int(share * room.card.total))
+        if fixed.total + _least_tokens(need) * _token_bytes(need, split) <= limit:
             return split
     return splits[-1]
 
@@ -626,7 +647,7 @@ def _ways_to_fit(
     options, table = need.options, need.table
     wanted = _least_tokens(need) * _token_bytes(need, split)
     held = max(0, left) // _token_bytes(need, split) // _BLOCK * _BLOCK
-    ways = []
+    ways: list[_Way] = []
 
     def offer(option: str, value: float, bound: str) -> None:
         if value > 0:

@@ -1,6 +1,7 @@
 """Owns: who takes which card and how much of it, on machines that are described here, since none is at hand.
 
 - A table of cards and models, from config.json to vLLM's command line, with sizes that are worked by hand.
+- Cards of unlike size are planned whatever their order; only what fits on none of them is refused.
 - What does not fit is refused in one line with numbers, and the setting that it names does fit.
 - Without a card everything is as it was; a server that runs already takes no card of ours.
 """
@@ -137,6 +138,8 @@ ROWS: list[tuple[str, str, dict[str, Any], dict[str, str], tuple[int, ...], int,
     ("8 + 24", "1.7B", {}, {LENGTH: "8192", SHARE: "0.919"}, (1,), 0, (3264, 12, 1700, 17623)),
     ("24 + 4", "1.7B", {}, {LENGTH: "8192", SHARE: "0.759", SLEEP: ""}, (0,), 0, (3264, 12, 1700, 13670)),
     ("4 + 24", "1.7B", {}, {LENGTH: "8192", SHARE: "0.759", SLEEP: ""}, (1,), 1, (3264, 12, 1700, 13670)),
+    # 45208 - 15317 - 26 - 1862 = 28003
+    ("16 + 48", "8B", FOUR_BIT, {LENGTH: "131072", SHARE: "0.919"}, (1,), 0, (15317, 26, 1862, 28003)),
     ("4 + 24 + 24", "1.7B", {}, {LENGTH: "8192", SHARE: "0.919"}, (1,), 2, (3264, 12, 1700, 17623)),
     # given by hand
     ("1 x 24", "1.7B", {"serve.gpu_memory_utilization": 0.5}, {LENGTH: "8192", SHARE: "0.5", SLEEP: ""}, (0,), 0,
@@ -532,7 +535,8 @@ def test_a_card_that_the_driver_does_not_list_is_planned_as_torch_tells_it(
 ) -> None:
     """A part of a card (MIG) by its name, a container without nvidia-smi; torch is not asked where no card is used."""
     monkeypatch.setattr(placement_module, "read_machine", lambda: Machine(notes=("card 0 is left out",)))
-    listed, asked = machine_of("1 x 24"), []
+    listed = machine_of("1 x 24")
+    asked: list[int] = []
 
     def ask_torch() -> Machine:
         asked.append(1)
