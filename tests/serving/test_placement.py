@@ -37,7 +37,7 @@ from marft_bridge.commands.status import status
 from marft_bridge.common.errors import ServingError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.serve import PlacedServeOptions, ServeOptions
-from marft_bridge.devices.machine import Machine
+from marft_bridge.devices.machine import Machine, rows_to_machine
 from marft_bridge.devices.plan import EnginePlan
 from marft_bridge.serving import placement as placement_module
 from marft_bridge.serving import served_bases, vllm_server
@@ -592,6 +592,18 @@ def test_on_a_card_that_nobody_lists_the_server_needs_a_share(
 )
 def test_the_method_of_quantisation_is_the_one_that_vllm_takes(arguments: list[str], method: str | None) -> None:
     assert placement_module.quantization_of(arguments) == method
+
+
+def test_a_server_is_given_its_card_by_its_id_and_others_learn_every_name_of_it(
+    model_dir: Callable[[str], Path],
+) -> None:
+    """A number means another card where CUDA counts the fastest first, and Ray gives out numbers."""
+    rows = "0, GPU-aaaa, L4, 24564, 24164, [N/A]\n1, GPU-bbbb, L4, 24564, 24164, [N/A]\n"
+    placement = place(rows_to_machine(rows, {"CUDA_VISIBLE_DEVICES": "1,GPU-aa"}), model_dir("1.7B"))
+    (placed,) = placement.serve_options()
+    assert isinstance(placed, PlacedServeOptions)
+    assert placed.visible_devices == ("GPU-bbbb",)
+    assert placement.taken_cards() == {"GPU-bbbb", "1", "GPU-aaaa", "0", "GPU-aa"}
 
 
 def test_learners_without_a_card_share_the_processors(
