@@ -188,8 +188,8 @@ class TrainOptions(_Options):
     """Where the rounds are played: on this machine's model server, or by the workers of [ray], which get every new
     version on servers of their own: docs/cluster.md."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, min_length=1)
-    """The cards of the learners, by number; one for each. None: those that no server of this command has, or, with one
-    card, that of the server. On a cluster that runs already, the card of this command's own learner."""
+    """The cards of the learners, by number; one for each. None: those that no server of this command has, or, where
+    these do not hold it, those of servers. On a cluster that runs already, the card of this command's own learner."""
     trainer: TrainerOptions = TrainerOptions()
 
     @model_validator(mode="before")

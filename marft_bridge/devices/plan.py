@@ -9,15 +9,21 @@ The KV cache gets what is left. vLLM takes the same share of each card: the card
 decides it, and the smallest card the cache. Where server and trainer share a card and take turns, the server sleeps
 while the trainer updates, so that each may have what the other needs only in its own turn.
 
+Where no cards are named, the layouts below are tried in turn, each from the largest card down; only what fits in none
+is refused.
+
 Invariants: a pure function, the same cards and options give the same plan; nothing is planned for a server that runs
-already, nor for a model whose layers are not known; what does not fit is refused with numbers and a setting that does.
+already, nor for a model whose layers are not known; what does not fit is refused with numbers, and a setting is named
+only after a plan was made with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import chain, product
+from typing import TYPE_CHECKING, Any
 
 from marft_bridge.common.errors import ServingError
 from marft_bridge.config.learner_cards import cards_to_fault
@@ -161,6 +167,44 @@ class _Room:
         return f", the same share as of {other.title}, which has {bytes_to_text(max(0, other.bytes))}"
 
 
+class _Layout(Enum):
+    """Where cards come from that nobody named."""
+
+    APART = "the servers have the largest cards, the learners the emptiest of the others"
+    TRAINER_FIRST = "the learners have the largest cards"
+    SHARED = "both have the largest cards"
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A setting with which a plan may be made."""
+
+    text: str
+    table: str | None  # of the server whose options change; None: what changes is the trainer's need
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def needs_with_it(
+        self, needs: Sequence[EngineNeed], trainer: TrainerNeed | None
+    ) -> tuple[list[EngineNeed], TrainerNeed | None]:
+        """What is needed where it is set."""
+        if self.table is None:
+            return [*needs], None if trainer is None else replace(trainer, **self.changes)
+        return [need if need.table != self.table else _with(need, **self.changes) for need in needs], trainer
+
+
+class _NoRoomError(ServingError):
+    """What does not fit.
+
+    Args:
+        ways: settings that may mend it, the best first.
+        otherwise: what is said where none of them does.
+    """
+
+    def __init__(self, problem: str, ways: Sequence[_Way] = (), *, otherwise: str) -> None:
+        super().__init__(f"{problem}: {otherwise}")
+        self.problem, self.ways, self.otherwise = problem, tuple(ways), otherwise
+
+
 def plan_devices(
     machine: Machine, engines: Sequence[EngineNeed | None], trainer: TrainerNeed | None = None
 ) -> DevicePlan:
@@ -177,16 +221,99 @@ def plan_devices(
     _refuse_absent(machine, needs, trainer)
     if not machine.cards:
         return DevicePlan(machine, (None,) * len(engines), ())
-    chosen = _choose_cards(machine, needs, trainer)
-    learner_cards = _choose_learner_cards(machine, chosen, trainer)
+    try:
+        plans, learner_cards = _plan_somewhere(machine, needs, trainer)
+    except _NoRoomError as refusal:
+        way = _way_that_holds(machine, needs, trainer, ways=refusal.ways) or refusal.otherwise
+        raise ServingError(f"{refusal.problem}: {way}") from None
+    remaining = iter(plans)
+    return DevicePlan(machine, tuple(None if need is None else next(remaining) for need in engines), learner_cards)
+
+
+def _plan_somewhere(
+    machine: Machine, needs: Sequence[EngineNeed], trainer: TrainerNeed | None
+) -> tuple[list[EnginePlan], tuple[int, ...]]:
+    """The first layout in which all fits: what each server takes, and the learners' cards.
+
+    Raises:
+        ServingError: of the first layout, where none does.
+    """
+    first_refusal: ServingError | None = None
+    layouts: Iterable[_Layout] = _Layout if trainer is not None and len(machine.cards) > 1 else (_Layout.APART,)
+    for layout, others_last in product(layouts, (True, False)):
+        try:
+            return _plan_layout(machine, needs, trainer, layout=layout, ordered=_by_size(machine, others_last))
+        except ServingError as refusal:
+            first_refusal = first_refusal or refusal
+    assert first_refusal is not None
+    raise first_refusal
+
+
+def _plan_layout(
+    machine: Machine,
+    needs: Sequence[EngineNeed],
+    trainer: TrainerNeed | None,
+    *,
+    layout: _Layout,
+    ordered: Sequence[int],
+) -> tuple[list[EnginePlan], tuple[int, ...]]:
+    """The same in one layout.
+
+    Args:
+        ordered: the cards, the best for a server first.
+    """
+    chosen, learner_cards = _choose_cards(machine, needs, trainer, layout=layout, ordered=ordered)
     plans = [
         _plan_engine(machine, needs, position, chosen=chosen, trainer=trainer, learner_cards=learner_cards)
         for position in range(len(needs))
     ]
     for number in learner_cards:
         _refuse_large_trainer(machine, plans, trainer, card_number=number)
-    remaining = iter(plans)
-    return DevicePlan(machine, tuple(None if need is None else next(remaining) for need in engines), learner_cards)
+    _refuse_small_host(machine, needs, plans)
+    return plans, learner_cards
+
+
+def _way_that_holds(
+    machine: Machine, needs: Sequence[EngineNeed], trainer: TrainerNeed | None, *, ways: Sequence[_Way]
+) -> str | None:
+    """What to set, of which a plan was made; first the ways, then other cards than those that are named."""
+    for way in ways:
+        if _holds(machine, *way.needs_with_it(needs, trainer)):
+            return way.text
+    is_named = any(need.options.devices is not None for need in needs)
+    if not is_named and (trainer is None or trainer.devices is None):
+        return None
+    try:
+        plans, learner_cards = _plan_somewhere(
+            machine,
+            [_with(need, devices=None) for need in needs],
+            None if trainer is None else replace(trainer, devices=None),
+        )
+    except ServingError:
+        return None
+    settings = []
+    fitting_needs, fitting_trainer = [*needs], trainer
+    for position, (need, plan) in enumerate(zip(needs, plans, strict=True)):
+        if need.options.devices not in (None, plan.devices):
+            fitting_needs[position] = _with(need, devices=plan.devices)
+            settings.append(f"{need.table}.devices = {[*plan.devices]}")
+    if trainer is not None and trainer.devices not in (None, learner_cards):
+        fitting_trainer = replace(trainer, devices=learner_cards)
+        settings.append(f"train.devices = {[*learner_cards]}")
+    return f"set {' and '.join(settings)}" if _holds(machine, fitting_needs, fitting_trainer) else None
+
+
+def _holds(machine: Machine, needs: Sequence[EngineNeed], trainer: TrainerNeed | None) -> bool:
+    """Whether all of it fits somewhere."""
+    try:
+        _plan_somewhere(machine, needs, trainer)
+    except ServingError:
+        return False
+    return True
+
+
+def _with(need: EngineNeed, **options: Any) -> EngineNeed:
+    return replace(need, options=need.options.model_copy(update=options))
 
 
 # -- which cards --------------------------------------------------------------------------------------------------
@@ -202,24 +329,36 @@ def _refuse_absent(machine: Machine, needs: Sequence[EngineNeed], trainer: Train
             present = f"are cards 0 to {count - 1}" if count > 1 else "is card 0 only" if count else "is no card here"
             remedy = "name one that is there" if count else "leave it out"
             raise ServingError(f"{option} names card {absent[0]}, but there {present}: {remedy}")
+    # torchrun may have started more learners than the options know of, which were checked without it
+    named_cards = trainer.devices if trainer is not None else None
+    fault = cards_to_fault(len(named_cards), trainer.learners) if trainer is not None and named_cards else None
+    if fault is not None:
+        raise ServingError(fault)
 
 
 def _choose_cards(
-    machine: Machine, needs: Sequence[EngineNeed], trainer: TrainerNeed | None
-) -> list[tuple[tuple[int, ...], int]]:
-    """Each server's cards, and over how many of them one copy of its model is split."""
-    reserved = {number for need in needs for number in need.options.devices or ()}
-    everywhere = range(len(machine.cards))
-    if trainer is not None and trainer.devices is not None:
-        reserved.update(trainer.devices)
-    # cards that somebody else uses come last
-    free = sorted(
-        (number for number in everywhere if number not in reserved),
-        key=lambda number: 2 * machine.cards[number].free < machine.cards[number].total,
-    )
-    if trainer is not None and trainer.devices is None:
+    machine: Machine,
+    needs: Sequence[EngineNeed],
+    trainer: TrainerNeed | None,
+    *,
+    layout: _Layout,
+    ordered: Sequence[int],
+) -> tuple[list[tuple[tuple[int, ...], int]], tuple[int, ...]]:
+    """Each server's cards, with over how many of them one copy of its model is split, and the learners' cards."""
+    of_servers = {number for need in needs for number in need.options.devices or ()}
+    learner_cards: tuple[int, ...] = ()
+    if trainer is not None:
+        if trainer.devices is not None:
+            learner_cards = trainer.devices
+        elif layout is not _Layout.APART:
+            allowed = [n for n in ordered if layout is _Layout.SHARED or n not in of_servers]
+            learner_cards = _first_cards(machine, allowed, trainer)
+    reserved = of_servers if layout is _Layout.SHARED else of_servers | {*learner_cards}
+    free = [number for number in ordered if number not in reserved]
+    if trainer is not None and not learner_cards:
         # the learners': the last ones, unless servers leave others
         free = free[: max(1, len(free) - trainer.learners)]
+    held = {} if trainer is None else dict.fromkeys(learner_cards, _beside(trainer))
     chosen: list[tuple[tuple[int, ...], int]] = []
     spare = list(free)
     for need in needs:
@@ -228,31 +367,85 @@ def _choose_cards(
             chosen.append((need.options.devices, split))
         else:
             # with no card left for it, a server shares those of others
-            pool = spare or free or [number for number in everywhere if number not in reserved] or list(everywhere)
-            split = need.options.tensor_parallel or _least_split(machine, need, pool)
+            pool = spare or free or [number for number in ordered if number not in of_servers] or ordered
+            split = need.options.tensor_parallel or _least_split(machine, need, pool, held=held)
             if split > len(pool):
-                raise ServingError(
+                raise _NoRoomError(
                     f"{need.table}.tensor_parallel is {split}, but {len(pool)} of {len(machine.cards)} cards "
-                    f"{'is' if len(pool) == 1 else 'are'} free "
-                    f"for it: set it to {len(pool)}, or name the cards in {need.table}.devices"
+                    f"{'is' if len(pool) == 1 else 'are'} free for it",
+                    [
+                        _Way(f"set it to {fewer}", need.table, {"tensor_parallel": fewer})
+                        for fewer in _smaller_splits(need, min(split - 1, len(machine.cards)))
+                    ],
+                    otherwise="take a smaller base model, or more cards",
                 )
             chosen.append((tuple(pool[:split]), split))
             spare = [number for number in spare if number not in pool[:split]]
         _refuse_uneven(need, *chosen[-1])
-    return chosen
+    if trainer is not None and not learner_cards:
+        taken = {number for devices, _ in chosen for number in devices}
+        # the emptiest: servers of other commands, which are not planned here, have the others
+        emptiest = sorted(
+            (number for number in range(len(machine.cards)) if number not in taken),
+            key=lambda number: (-(machine.cards[number].free // _GIB), number),
+        )
+        learner_cards = _first_cards(machine, emptiest or ordered[:1], trainer)
+    return chosen, learner_cards
 
 
-def _least_split(machine: Machine, need: EngineNeed, pool: Sequence[int]) -> int:
-    """The smallest power of two, over so many of these cards the model fits; the largest where it fits nowhere."""
+def _by_size(machine: Machine, others_last: bool) -> list[int]:
+    """The cards, the one with the most room first.
+
+    Args:
+        others_last: whether cards that somebody else uses come last.
+    """
+
+    def rank(number: int) -> tuple[bool, int, int]:
+        card = machine.cards[number]
+        # by whole GiB, so that what a screen takes does not move a server
+        return others_last and 2 * card.free < card.total, -(_usable(card) // _GIB), number
+
+    return sorted(range(len(machine.cards)), key=rank)
+
+
+def _first_cards(machine: Machine, cards: Sequence[int], trainer: TrainerNeed) -> tuple[int, ...]:
+    """A card for each learner, of these."""
+    if len(cards) < trainer.learners:
+        raise _NoRoomError(
+            f"train.learners is {trainer.learners}, but {len(cards)} of {len(machine.cards)} "
+            f"card{'s' if len(machine.cards) > 1 else ''} {'is' if len(cards) == 1 else 'are'} there for learners, and "
+            f"each takes one",
+            [
+                _Way(f"set it to {fewer}", None, {"learners": fewer})
+                for fewer in range(min(trainer.learners - 1, len(machine.cards)), 0, -1)
+            ],
+            otherwise="take a smaller base model, or more cards",
+        )
+    return tuple(sorted(cards[: trainer.learners]))
+
+
+def _least_split(machine: Machine, need: EngineNeed, pool: Sequence[int], *, held: Mapping[int, int]) -> int:
+    """The smallest power of two, over so many of these cards the model fits; the largest where it fits nowhere.
+
+    Args:
+        held: bytes that learners have of their cards.
+    """
     if need.shape is None:
         return 1
     splits = [split for split in (1, 2, 4, 8, 16) if split <= len(pool) and _divides(need.shape, split)]
     for split in splits:
-        room = _even_room([_card_to_room(machine, number, held=0) for number in pool[:split]])
+        room = _even_room([_card_to_room(machine, number, held=held.get(number, 0)) for number in pool[:split]])
         fixed = _fixed(need, _largest([machine.cards[number] for number in pool[:split]]), split)
-        if fixed.total + _least_tokens(need) * _token_bytes(need, split) <= room.bytes:
+        share = need.options.gpu_memory_utilization
+        limit = room.bytes if share is None else min(room.by_hand, int(share * room.card.total))
+        if fixed.total + _least_tokens(need) * _token_bytes(need, split) <= limit:
             return split
     return splits[-1]
+
+
+def _smaller_splits(need: EngineNeed, largest: int) -> list[int]:
+    """Over how many cards vLLM can split the model, from `largest` down."""
+    return [split for split in range(largest, 0, -1) if need.shape is None or _divides(need.shape, split)]
 
 
 def _refuse_uneven(need: EngineNeed, devices: tuple[int, ...], split: int) -> None:
@@ -262,40 +455,21 @@ def _refuse_uneven(need: EngineNeed, devices: tuple[int, ...], split: int) -> No
             f"one copy of the model takes {split}, so name a multiple of it"
         )
     if need.shape is not None and not _divides(need.shape, split):
-        fitting = max(n for n in range(1, split) if _divides(need.shape, n) and not len(devices) % n)
-        copies = f", for {len(devices) // fitting} copies of the model" if len(devices) > fitting else ""
         heads, kv_heads = _heads(need.shape)
-        raise ServingError(
+        ways = []
+        for fewer in _smaller_splits(need, split - 1):
+            # only cards that are named hold several copies
+            copies = 1 if need.options.devices is None else len(devices) // fewer
+            if need.options.devices is None or not len(devices) % fewer:
+                text = f"set {need.table}.tensor_parallel = {fewer}"
+                text += f", for {copies} copies of the model" if copies > 1 else ""
+                ways.append(_Way(text, need.table, {"tensor_parallel": fewer}))
+        raise _NoRoomError(
             f"{need.table}: a model with {heads} attention heads, {kv_heads} of them for keys, cannot be split over "
-            f"{split} cards: set {need.table}.tensor_parallel = {fitting}{copies}"
+            f"{split} cards",
+            ways,
+            otherwise="take a smaller base model, or other cards",
         )
-
-
-def _choose_learner_cards(
-    machine: Machine, chosen: Sequence[tuple[tuple[int, ...], int]], trainer: TrainerNeed | None
-) -> tuple[int, ...]:
-    if trainer is None:
-        return ()
-    if trainer.devices is not None:
-        # torchrun may have started more learners than the options know of, which were checked without it
-        if (fault := cards_to_fault(len(trainer.devices), trainer.learners)) is not None:
-            raise ServingError(fault)
-        return trainer.devices
-    taken = {number for devices, _ in chosen for number in devices}
-    free = [number for number in range(len(machine.cards)) if number not in taken]
-    # the emptiest: servers of other commands, which are not planned here, have the others
-    emptiest = sorted(free, key=lambda number: (-(machine.cards[number].free // _GIB), number))
-    cards = emptiest or [len(machine.cards) - 1]
-    if len(cards) < trainer.learners:
-        remedy = f"set it to {len(cards)}"
-        if trainer.learners <= len(machine.cards):
-            remedy += f", or name {trainer.learners} cards in train.devices, which may be those of a server too"
-        raise ServingError(
-            f"train.learners is {trainer.learners}, but {len(cards)} of {len(machine.cards)} "
-            f"card{'s' if len(machine.cards) > 1 else ''} {'is' if len(cards) == 1 else 'are'} there for learners, and "
-            f"each takes one: {remedy}"
-        )
-    return tuple(sorted(cards[: trainer.learners]))
 
 
 # -- how much of each ---------------------------------------------------------------------------------------------
@@ -318,23 +492,37 @@ def _plan_engine(
         if other_need is not need and {*cards_and_split[0]} & {*devices}
     ]
     shared_cards = [number for number in devices if number in learner_cards]
-    shares_with_trainer = bool(shared_cards)
+    beside = trainer if shared_cards else None
     options = need.options
     sized = options.gpu_memory_utilization is not None or options.kv_cache_gib is not None
     if neighbours and not sized:
-        shared = min(number for _, cards, _ in neighbours for number in cards if number in devices)
         raise ServingError(
-            f"several model servers share card {shared}: give each its share with "
+            f"several model servers share card {_shared_card(devices, neighbours)}: give each its share with "
             f"{need.table}.gpu_memory_utilization, or cards of its own with {need.table}.devices"
         )
-    unknown = need.shape is None or (shares_with_trainer and trainer is not None and trainer.peak is None)
-    if unknown and shares_with_trainer and not sized:
-        raise ServingError(
-            f"the model server and the trainer share card {shared_cards[0]}, and what this model takes is not known: "
-            f"give the server its share with {need.table}.gpu_memory_utilization"
+    unknown = need.shape is None or (beside is not None and beside.peak is None)
+    if unknown and (neighbours or beside is not None) and options.gpu_memory_utilization is None:
+        # beside a cache of a given size vLLM still wants 0.92 of the card to be free
+        others = (
+            f"the model server and the trainer share card {shared_cards[0]}"
+            if beside is not None
+            else f"several model servers share card {_shared_card(devices, neighbours)}"
         )
-    sleeps = shares_with_trainer and trainer is not None and trainer.takes_turns
+        raise ServingError(
+            f"{others}, and what this model takes is not known: give the server its share with "
+            f"{need.table}.gpu_memory_utilization{'' if options.kv_cache_gib is None else ', in place of kv_cache_gib'}"
+        )
+    sleeps = beside is not None and beside.takes_turns
+    rooms = []
+    for number in devices:
+        held = _beside(trainer) if number in shared_cards and trainer is not None else 0
+        card = machine.cards[number]
+        held += sum(_given_bytes(need_beside, card) for need_beside in neighbours if number in need_beside[1])
+        rooms.append(_card_to_room(machine, number, held=held))
+    even = _even_room(rooms)
     if need.shape is None or unknown:
+        if options.gpu_memory_utilization is not None:
+            _refuse_large_share(need, even, neighbour=beside)
         return EnginePlan(
             devices,
             split,
@@ -343,26 +531,25 @@ def _plan_engine(
             sleeps=sleeps,
             share=None,
         )
-    rooms = []
-    for number in devices:
-        card = machine.cards[number]
-        held = 0
-        if number in learner_cards and trainer is not None:
-            held = ((trainer.resident if sleeps else trainer.peak) or 0) + CONTEXT
-        held += sum(_given_bytes(need_beside, card) for need_beside in neighbours if number in need_beside[1])
-        rooms.append(_card_to_room(machine, number, held=held))
-    even = _even_room(rooms)
     # a cache of a given size is the same on every card, whatever share that is
     room = even if options.kv_cache_gib is None else min(rooms, key=lambda room: room.bytes)
     fixed = _fixed(need, _largest([machine.cards[number] for number in devices]), split)
-    length, cache = _size_cache(
-        need, room, split=split, fixed=fixed, neighbour=trainer if shares_with_trainer else None
-    )
+    length, cache = _size_cache(need, room, split=split, fixed=fixed, neighbour=beside)
     share = replace(fixed, cache=cache, tokens=cache // _token_bytes(need, split))
     # vLLM looks whether so much is free before it starts, also where the size of the cache is given
     wanted = min(share.total, even.bytes)
     utilization = options.gpu_memory_utilization or int(1000 * wanted / even.card.total) / 1000
     return EnginePlan(devices, split, utilization, longest_call=length, sleeps=sleeps, share=share)
+
+
+def _shared_card(devices: Sequence[int], neighbours: Sequence[tuple[EngineNeed, tuple[int, ...], int]]) -> int:
+    """The first of these cards that another server has too."""
+    return min(number for number in chain.from_iterable(cards for _, cards, _ in neighbours) if number in devices)
+
+
+def _beside(trainer: TrainerNeed) -> int:
+    """What a learner has of its card while a server works there."""
+    return ((trainer.resident if trainer.takes_turns else trainer.peak) or 0) + CONTEXT
 
 
 def _card_to_room(machine: Machine, number: int, *, held: int) -> _Room:
@@ -399,36 +586,30 @@ def _size_cache(
         ServingError: not even one call fits, or what the options give.
     """
     options = need.options
-    token_bytes = _token_bytes(need, split)
+    token_bytes, least_tokens = _token_bytes(need, split), _least_tokens(need)
+    least_call = fixed.total + least_tokens * token_bytes
     limit = room.bytes
-    beside = room.bound_text + _neighbour_text(neighbour)
     if options.gpu_memory_utilization is not None:
         limit = int(options.gpu_memory_utilization * room.card.total)
-        largest = room.by_hand
-        if limit > largest:
-            largest_share = _floor(largest / room.card.total)
-            way = f"set it to {largest_share} or less" if largest_share else _elsewhere(need)
-            raise ServingError(
-                f"{need.table}.gpu_memory_utilization {options.gpu_memory_utilization:g} is {bytes_to_text(limit)} of "
-                f"{room.title}, and {bytes_to_text(max(0, largest))} are there for the model server"
-                f"{beside}: {way}"
-            )
-    cache, least_tokens = limit - fixed.total, _least_tokens(need)
+        if least_call <= room.by_hand:
+            _refuse_large_share(need, room, neighbour=neighbour)
+        limit = min(limit, room.by_hand)  # no share holds a call, which is what is said below
+    cache = limit - fixed.total
     if options.kv_cache_gib is not None:
         cache = int(options.kv_cache_gib * _GIB)
     held = max(0, cache) // token_bytes // _BLOCK * _BLOCK
     if held < least_tokens or fixed.total + cache > limit:
         is_call = held < least_tokens
-        least = fixed.total + (least_tokens * token_bytes if is_call else cache)
+        least = least_call if is_call else fixed.total + cache
         purpose = f"one call of {least_tokens:,} tokens" if is_call else f"{options.kv_cache_gib:g} GiB of KV cache"
         available = limit if options.kv_cache_gib is None or not is_call else fixed.total + cache
-        way = _way_to_fit(need, room, split=split, left=limit - fixed.total, least=least, neighbour=neighbour)
         weights, adapters, rest = (bytes_to_text(size) for size in _parts(fixed))
-        raise ServingError(
+        raise _NoRoomError(
             f"the model server of {need.table} needs {bytes_to_text(least)} of {room.title} for {purpose} "
             f"(weights {weights}, adapters {adapters}, the rest {rest}), and "
-            f"{bytes_to_text(max(0, available))} are there for it"
-            f"{beside}: {way}"
+            f"{bytes_to_text(max(0, available))} are there for it{room.bound_text}{_neighbour_text(neighbour)}",
+            _ways_to_fit(need, room, split=split, left=limit - fixed.total, least=least, neighbour=neighbour),
+            otherwise=_other_cards(need, room, least=least),
         )
     length = options.max_model_len or (None if need.context is None else min(need.context, held))
     return length, cache
@@ -438,37 +619,65 @@ def _parts(share: EngineShare) -> tuple[int, int, int]:
     return share.weights, share.adapters, share.rest
 
 
-def _way_to_fit(
+def _refuse_large_share(need: EngineNeed, room: _Room, *, neighbour: TrainerNeed | None) -> None:
+    """Refuses a share given by hand that is not there."""
+    share = need.options.gpu_memory_utilization
+    if share is None or int(share * room.card.total) <= room.by_hand:
+        return
+    largest = _floor(room.by_hand / room.card.total)
+    way = _Way(f"set it to {largest} or less", need.table, {"gpu_memory_utilization": largest})
+    raise _NoRoomError(
+        f"{need.table}.gpu_memory_utilization {share:g} is {bytes_to_text(int(share * room.card.total))} of "
+        f"{room.title}, and {bytes_to_text(max(0, room.by_hand))} are there for the model server"
+        f"{room.bound_text}{_neighbour_text(neighbour)}",
+        [way] if largest else [],
+        otherwise=_elsewhere(need),
+    )
+
+
+def _ways_to_fit(
     need: EngineNeed, room: _Room, *, split: int, left: int, least: int, neighbour: TrainerNeed | None
-) -> str:
-    """A setting with which the server fits.
+) -> list[_Way]:
+    """Settings with which the server may fit.
 
     Args:
         left: bytes that are there for a cache.
         least: what the server needs as it is set now.
     """
     options, table = need.options, need.table
+    wanted = _least_tokens(need) * _token_bytes(need, split)
     held = max(0, left) // _token_bytes(need, split) // _BLOCK * _BLOCK
-    if options.gpu_memory_utilization is not None and least <= room.by_hand:
-        return f"set {table}.gpu_memory_utilization to {_ceil(least / room.card.total)} or more"
-    if options.kv_cache_gib is not None and held >= _least_tokens(need):
-        wanted = _least_tokens(need) * _token_bytes(need, split)
+    ways: list[_Way] = []
+
+    def offer(option: str, value: float, bound: str) -> None:
+        if value > 0:
+            ways.append(_Way(f"set {table}.{option} to {value} or {bound}", table, {option: value}))
+
+    if options.gpu_memory_utilization is not None:
+        offer("gpu_memory_utilization", _ceil(least / room.card.total), "more")
+    if options.kv_cache_gib is not None:
         if wanted > options.kv_cache_gib * _GIB:
-            return f"set {table}.kv_cache_gib to {_ceil(wanted / _GIB)} or more"
-        largest_gib = _floor(left / _GIB)
-        return f"set {table}.kv_cache_gib to {largest_gib} or less" if largest_gib else _elsewhere(need)
-    if options.max_model_len is not None and held >= _BLOCK:
-        return f"set {table}.max_model_len to {held} or less"
-    if room.bound_by is not None:
-        return f"take a smaller base model, or cards of one size with more of them free ({table}.devices)"
+            offer("kv_cache_gib", _ceil(wanted / _GIB), "more")
+        else:
+            offer("kv_cache_gib", _floor(left / _GIB), "less")
+    if options.max_model_len is not None:
+        offer("max_model_len", held, "less")
     if neighbour is not None and not neighbour.takes_turns:
-        in_turns = _usable(room.card) - (neighbour.resident or 0) - CONTEXT
-        if least <= in_turns:
-            return "set train.max_staleness = 0, so that the server sleeps while the trainer updates"
-    card_bytes = int((_usable(room.card) - room.bytes + least) / _USABLE)
+        text = "set train.max_staleness = 0, so that the server sleeps while the trainer updates"
+        ways.append(_Way(text, None, {"takes_turns": True}))
+    return ways
+
+
+def _other_cards(need: EngineNeed, room: _Room, *, least: int) -> str:
+    """What is said where no setting makes the server fit."""
+    if room.bound_by is not None:
+        return f"take a smaller base model, or cards of one size with more of them free ({need.table}.devices)"
+    held_here = _usable(room.card) - room.bytes
+    if least + held_here <= int(_USABLE * room.card.total):
+        return _elsewhere(need)
     return (
-        f"take a smaller base model, a card with {bytes_to_text(card_bytes)} or more, "
-        f"or several cards ({table}.devices)"
+        f"take a smaller base model, a card with {bytes_to_text(int((held_here + least) / _USABLE))} or more, "
+        f"or several cards ({need.table}.devices)"
     )
 
 
@@ -491,10 +700,27 @@ def _refuse_large_trainer(
     room = _usable(card) - held - CONTEXT
     if trainer.peak > room:
         suffix = f" beside the {'sleeping ' if any(plan.sleeps for plan in plans) else ''}model server" if held else ""
-        raise ServingError(
+        raise _NoRoomError(
             f"training needs about {bytes_to_text(trainer.peak)} of card {card_number} ({card.name}, "
-            f"{bytes_to_text(card.total)}), and {bytes_to_text(max(0, room))} are there for it{suffix}: "
-            f"{trainer.advice(room)}"
+            f"{bytes_to_text(card.total)}), and {bytes_to_text(max(0, room))} are there for it{suffix}",
+            otherwise=trainer.advice(room),
+        )
+
+
+def _refuse_small_host(machine: Machine, needs: Sequence[EngineNeed], plans: Sequence[EnginePlan]) -> None:
+    """Refuses servers that sleep and whose weights and adapters main memory does not hold meanwhile."""
+    sleeping = [
+        (need.table, len(plan.devices) * (plan.share.weights + plan.share.adapters))
+        for need, plan in zip(needs, plans, strict=True)
+        if plan.sleeps and plan.share is not None
+    ]
+    wanted = sum(size for _, size in sleeping)
+    if machine.host_free is not None and wanted > machine.host_free:
+        tables = " and ".join(table for table, _ in sleeping)
+        raise _NoRoomError(
+            f"the model server of {tables} sleeps while the trainer updates, and what it holds then takes "
+            f"{bytes_to_text(wanted)} of main memory, of which {bytes_to_text(machine.host_free)} are free",
+            otherwise="free some, take a smaller base model, or give trainer and server cards of their own",
         )
 
 
@@ -584,10 +810,7 @@ def _least_tokens(need: EngineNeed) -> int:
 
 
 def _neighbour_text(trainer: TrainerNeed | None) -> str:
-    if trainer is None:
-        return ""
-    held = trainer.resident if trainer.takes_turns else trainer.peak
-    return f", beside training with {bytes_to_text((held or 0) + CONTEXT)}"
+    return "" if trainer is None else f", beside training with {bytes_to_text(_beside(trainer))}"
 
 
 def _floor(value: float) -> float:

@@ -1,17 +1,17 @@
 """A configuration and its base models -> which card each server and the trainer take on this machine.
 
 Here the machine and the models are read; what follows from them is decided by `devices.plan`. Invariant: without cards
-that the driver lists, nothing is planned and everything stays as the options say.
+that the driver or torch lists, nothing is planned and everything stays as the options say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from marft_bridge.common.errors import ConfigError, ServingError
 from marft_bridge.config.bridge import BridgeConfig
-from marft_bridge.config.serve import PlacedServeOptions, ServeOptions
-from marft_bridge.devices.machine import Machine, read_machine
+from marft_bridge.config.serve import PlacedServeOptions, ServeOptions, argument_to_flag
+from marft_bridge.devices.machine import Machine, ask_torch, has_driver, read_machine
 from marft_bridge.devices.plan import DevicePlan, EngineNeed, EnginePlan, TrainerNeed, plan_devices
 from marft_bridge.serving.base_models import BaseModelSpec, directory_of, prepare_directory
 from marft_bridge.serving.model_config import context_length, read_model_config
@@ -50,13 +50,16 @@ class Placement:
         self._config, self._bases, self._options = config, tuple(bases), tuple(options)
         self._serves_here = serves_here
         self._takes_turns = takes_turns and config.train.max_staleness == 0
-        self._machine = read_machine() if machine is None else machine
+        self._machine = self._read_machine(trains) if machine is None else machine
         trainer = self._trainer_need() if self._machine.cards and beside_trainer else None
         if trainer is None and beside_trainer and config.train.devices is not None:
             raise ServingError(
                 "train.devices names a card, but there is none that the driver and torch see: leave it out"
             )
         needs = [self._engine_need(base, serve) for base, serve in zip(self._bases, self._options, strict=True)]
+        self._trains_hidden = trains and beside_trainer and not self._machine.cards and self._torch_has_cards()
+        if self._trains_hidden:
+            _refuse_unplanned_share(need for need in needs if need is not None)
         try:
             self._plan = plan_devices(self._machine, needs, trainer)
         except ServingError:
@@ -85,9 +88,10 @@ class Placement:
         return trainer.model_copy(update={"system": system})
 
     def taken_cards(self) -> set[str]:
-        """The cards that this command uses, as CUDA_VISIBLE_DEVICES calls them."""
+        """The cards that this command uses, by every name that CUDA_VISIBLE_DEVICES may have for them."""
         engines = [number for engine in self._plan.engines if engine is not None for number in engine.devices]
-        return {self._machine.cards[number].visible_name for number in (*engines, *self._plan.learners)}
+        cards = [self._machine.cards[number] for number in (*engines, *self._plan.learners)]
+        return {name for card in cards for name in (card.visible_name, *card.other_names)}
 
     def learner_devices(self) -> list[str]:
         """Where each learner of this machine computes, as torch names it; that of a single one is as its options say.
@@ -123,7 +127,25 @@ class Placement:
             else:
                 text = self._plan.engine_text(position) or "as vLLM chooses, since the driver lists no card"
             rows.append(f"{base.title}: {text}")
-        return [f"devices: {row}" for row in (*rows, f"training: {self._plan.trainer_text()}")]
+        training = "a card, as torch chooses" if self._trains_hidden else self._plan.trainer_text()
+        return [f"devices: {row}" for row in (*self._machine.notes, *rows, f"training: {training}")]
+
+    def _read_machine(self, trains: bool) -> Machine:
+        """This one; torch is asked where the driver lists nothing and this command uses a card."""
+        machine = read_machine()
+        serves = self._serves_here and not vllm_runs_on_cpu() and any(serve.attach is None for serve in self._options)
+        if machine.cards or not (serves or (trains and self._config.train.trainer.system.device != "cpu")):
+            return machine
+        seen = ask_torch()
+        return seen if seen.cards else machine
+
+    def _torch_has_cards(self) -> bool:
+        """Whether the trainer computes on a card, whoever lists it."""
+        if self._config.train.trainer.system.device == "cpu" or not has_driver():
+            return False
+        import torch  # late, for it takes seconds
+
+        return torch.cuda.is_available()
 
     def _place(self, options: ServeOptions, engine: EnginePlan) -> PlacedServeOptions:
         planned_values = {
@@ -151,7 +173,7 @@ class Placement:
         lora = self._config.train.trainer.lora
         if options.lora_target_modules is not None:
             lora = lora.model_copy(update={"target_modules": options.lora_target_modules})
-        method = _quantization(options.extra_args)
+        method = quantization_of(options.extra_args)
         is_unknown = "quantization_config" in read_model_config(base.directory) or method not in (None, "bitsandbytes")
         return EngineNeed(
             table,
@@ -203,10 +225,30 @@ class Placement:
         return 0 if shape is None else weights_to_bytes(shape, "cuda")
 
 
-def _quantization(arguments: Sequence[str]) -> str | None:
-    """The method that vLLM's arguments name, as `--quantization fp8` or `-q=fp8`; None without one."""
+def _refuse_unplanned_share(needs: Iterable[EngineNeed]) -> None:
+    """Refuses a server that would take 0.92 of a card on which the trainer loads next."""
+    for need in needs:
+        if need.options.gpu_memory_utilization is None:
+            raise ServingError(
+                f"the trainer computes on a card that the driver does not list, so that nobody knows what is left for "
+                f"the model server of {need.table}: set {need.table}.gpu_memory_utilization, as 0.4 where they share "
+                "one, or train.trainer.system.device = 'cpu'"
+            )
+
+
+def quantization_of(arguments: Sequence[str]) -> str | None:
+    """The method that vLLM's arguments name, the last one, as vLLM takes it; None without one.
+
+    `--quantization fp8`, `--quantiz=fp8`, `-q fp8`, `-q=fp8` and `-qfp8` name the same.
+    """
+    method = None
     for position, argument in enumerate(arguments):
-        if argument.startswith(("--quantization", "-q")):
-            _, is_one_word, method = argument.partition("=")
-            return method if is_one_word else "".join(arguments[position + 1 : position + 2])
-    return None
+        flag = argument_to_flag(argument)
+        if flag is None or not (flag.startswith("-q") or (len(flag) > 2 and "--quantization".startswith(flag))):
+            continue
+        _, is_one_word, value = argument.partition("=")
+        if flag.startswith("-q") and len(flag) > 2:
+            method = argument.removeprefix("-q").removeprefix("=")
+        else:
+            method = value if is_one_word else "".join(arguments[position + 1 : position + 2])
+    return method

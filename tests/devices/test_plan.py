@@ -94,25 +94,29 @@ def test_a_cache_of_a_given_size_needs_no_more_of_a_larger_card() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("free", "options", "message"),
     [
         (
-            {},
+            *((47, 13), {}),
             r"needs \d+\.\d GiB of card 0 \(L40S, 48\.0 GiB\) for one call .*, and 7\.8 GiB are there for it, the same "
-            r"share as of card 1 \(H100, 80\.0 GiB\), which has 13\.0 GiB: take a smaller base model, or cards of one",
+            r"share as of card 1 \(H100, 80\.0 GiB\), which has 13\.0 GiB: set serve\.devices = \[0\]$",
         ),
         (
-            {"gpu_memory_utilization": 0.5},
-            r"0\.5 is 24\.0 GiB of card 0 \(L40S, 48\.0 GiB\), and 7\.8 GiB are there for the model server, the same "
-            r"share as of card 1 \(H100, 80\.0 GiB\), which has 13\.0 GiB: set it to 0\.16 or less",
+            *((14, 13), {}),  # not on one of them alone either
+            r"and 7\.8 GiB are there for it, the same share as of card 1 .*: take a smaller base model, or cards",
+        ),
+        (
+            *((47, 20), {"gpu_memory_utilization": 0.5}),
+            r"0\.5 is 24\.0 GiB of card 0 \(L40S, 48\.0 GiB\), and 12\.0 GiB are there for the model server, the same "
+            r"share as of card 1 \(H100, 80\.0 GiB\), which has 20\.0 GiB: set it to 0\.25 or less",
         ),
     ],
 )
 def test_where_no_share_serves_both_cards_it_is_refused_with_the_numbers_of_both(
-    options: dict[str, Any], message: str
+    free: tuple[int, int], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ServingError) as refused:
-        planned(machine_of(("L40S", 48, 47), ("H100", 80, 13)), **options)
+        planned(machine_of(("L40S", 48, free[0]), ("H100", 80, free[1])), **options)
     assert re.search(message, str(refused.value)), str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -131,11 +135,34 @@ def test_beside_the_servers_share_of_a_larger_card_an_update_fits_too() -> None:
 
 
 def test_a_model_is_split_over_more_cards_where_the_same_share_of_fewer_does_not_hold_it() -> None:
-    machine = machine_of(("L40S", 48, 47), ("H100", 80, 41), ("L40S", 48, 47), ("L40S", 48, 47))
+    machine = machine_of(("L40S", 48, 47), ("H100", 80, 41), ("L40S", 48, 40), ("L40S", 48, 40))  # the largest first
     need = EngineNeed("serve", ServeOptions(), replace(SHAPE, weights=25_000_000_000), context=8192)
     (plan,) = plan_devices(machine, [need]).engines  # half of it is 23.3 GiB, and 41 / 80 of 48 GiB are 24.6
     assert plan is not None
     assert plan.tensor_parallel == 4
+
+
+@pytest.mark.parametrize(("share", "refused"), [(0.5, None), (0.54, None), (0.9, 0.54), (1.0, 0.54)])
+def test_a_server_of_unknown_size_gets_no_more_than_the_trainer_leaves(share: float, refused: float | None) -> None:
+    machine = machine_of(("L4", 24, 23.6))  # less 10 and a context: 13.1 of 24
+    trainer = TrainerNeed(resident=10 * GIB, peak=14 * GIB, takes_turns=True)
+    need = EngineNeed("serve", ServeOptions(gpu_memory_utilization=share), None)
+    if refused is None:
+        (plan,) = plan_devices(machine, [need], trainer).engines
+        assert plan is not None
+        assert plan.utilization == share
+        return
+    with pytest.raises(ServingError, match=rf"and 13\.1 GiB are there .* with 10\.5 GiB: set it to {refused} or less$"):
+        plan_devices(machine, [need], trainer)
+    need = EngineNeed("serve", ServeOptions(gpu_memory_utilization=refused), None)
+    assert plan_devices(machine, [need], trainer).learners == (0,)
+
+
+def test_no_share_is_named_that_does_not_hold_a_call() -> None:
+    machine = machine_of(("L4", 24, 23.6))
+    trainer = TrainerNeed(resident=10 * GIB, peak=14 * GIB, takes_turns=True)
+    with pytest.raises(ServingError, match=r"needs \d+\.\d GiB of card 0 .* for one call .*, and 13\.1 GiB are there"):
+        planned(machine, trainer, gpu_memory_utilization=0.9)
 
 
 @pytest.mark.parametrize(("first", "second"), [((0, 1), (1, 2)), ((1, 2), (0, 1)), ((0, 2, 1), (1, 3))])

@@ -1,6 +1,7 @@
 """Owns: who takes which card and how much of it, on machines that are described here, since none is at hand.
 
 - A table of cards and models, from config.json to vLLM's command line, with sizes that are worked by hand.
+- Cards of unlike size are planned whatever their order; only what fits on none of them is refused.
 - What does not fit is refused in one line with numbers, and the setting that it names does fit.
 - Without a card everything is as it was; a server that runs already takes no card of ours.
 """
@@ -12,6 +13,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ from marft_bridge.commands.status import status
 from marft_bridge.common.errors import ServingError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.serve import PlacedServeOptions, ServeOptions
+from marft_bridge.devices.machine import Machine, rows_to_machine
+from marft_bridge.devices.plan import EnginePlan
 from marft_bridge.runs.device_lines import LIVE, announced_devices
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.serving import placement as placement_module
@@ -130,6 +134,15 @@ ROWS: list[tuple[str, str, dict[str, Any], dict[str, str], tuple[int, ...], int,
     ("2 x 24", "8B", FOUR_BIT, {LENGTH: "43152", SHARE: "0.919"}, (0,), 1, (15317, 26, 1862, 5394)),
     ("8 x 80", "70B", FOUR_BIT | SAVING, {LENGTH: "24224", SHARE: "0.919", SPLIT: "2"}, (0, 1), 2,
      (67286, 125, 3838, 3786)),
+    # unlike cards: whatever their order, the server has the larger one. The trainer's update takes 7152 MiB with its
+    # context, and 0.92 of 8188 are 7533; of a card of 4 GB it has nothing, so that both are on the other one.
+    ("24 + 8", "1.7B", {}, {LENGTH: "8192", SHARE: "0.919"}, (0,), 1, (3264, 12, 1700, 17623)),
+    ("8 + 24", "1.7B", {}, {LENGTH: "8192", SHARE: "0.919"}, (1,), 0, (3264, 12, 1700, 17623)),
+    ("24 + 4", "1.7B", {}, {LENGTH: "8192", SHARE: "0.759", SLEEP: ""}, (0,), 0, (3264, 12, 1700, 13670)),
+    ("4 + 24", "1.7B", {}, {LENGTH: "8192", SHARE: "0.759", SLEEP: ""}, (1,), 1, (3264, 12, 1700, 13670)),
+    # 45208 - 15317 - 26 - 1862 = 28003
+    ("16 + 48", "8B", FOUR_BIT, {LENGTH: "131072", SHARE: "0.919"}, (1,), 0, (15317, 26, 1862, 28003)),
+    ("4 + 24 + 24", "1.7B", {}, {LENGTH: "8192", SHARE: "0.919"}, (1,), 2, (3264, 12, 1700, 17623)),
     # given by hand
     ("1 x 24", "1.7B", {"serve.gpu_memory_utilization": 0.5}, {LENGTH: "8192", SHARE: "0.5", SLEEP: ""}, (0,), 0,
      (3264, 12, 1700, 7306)),
@@ -301,6 +314,32 @@ REFUSED: list[tuple[str, str, dict[str, Any], str, dict[str, Any] | None]] = [
         {"serve.tensor_parallel": 1},
     ),
     (
+        *("4 x 80", "8B", {"serve.tensor_parallel": 3}),
+        r"cannot be split over 3 cards: set serve\.tensor_parallel = 2$",
+        {"serve.tensor_parallel": 2},
+    ),
+    (
+        *("4 x 80", "8B", {"serve.tensor_parallel": 8}),
+        r"serve\.tensor_parallel is 8, but 3 of 4 cards are free for it: set it to 4$",
+        {"serve.tensor_parallel": 4},
+    ),
+    (
+        *("4 + 24", "1.7B", {"serve.devices": [0]}),
+        r"needs 5\.0 GiB of card 0 .*, and 3\.6 GiB are there for it: set serve\.devices = \[1\]$",
+        {"serve.devices": [1]},
+    ),
+    (
+        *("4 + 24 + 24", "1.7B", {"serve.devices": [1], "train.devices": [0]}),
+        r"training needs about 6\.5 GiB of card 0 .*, and 3\.1 GiB are there for it: set train\.devices = \[2\]$",
+        {"train.devices": [2]},
+    ),
+    (
+        *("1 x 8", "1.7B", {"serve.gpu_memory_utilization": 0.9}),  # no share holds a call
+        r"server of serve needs 5\.0 GiB of card 0 .*, and 3\.7 GiB are there for it, beside training with 3\.9 GiB: "
+        r"take a smaller base model, a card with 9\.7 GiB or more",
+        None,
+    ),
+    (
         *("2 x 24", "0.5B", {"serve.devices": [2]}),
         r"serve\.devices names card 2, but there are cards 0 to 1",
         {"serve.devices": [1]},
@@ -311,9 +350,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str, dict[str, Any] | None]] = [
         {"train.devices": [0]},
     ),
     (
-        *("2 x 24", "0.5B", {"serve.tensor_parallel": 2}),
-        r"serve\.tensor_parallel is 2, but 1 of 2 cards is free for it: set it to 1",
-        {"serve.tensor_parallel": 1},
+        *("2 x 24", "0.5B", {"serve.tensor_parallel": 4}),
+        r"serve\.tensor_parallel is 4, but 1 of 2 cards is free for it: set it to 2$",
+        {"serve.tensor_parallel": 2},
     ),
     (
         *("none", "0.5B", {"serve.devices": [0]}),
@@ -321,9 +360,9 @@ REFUSED: list[tuple[str, str, dict[str, Any], str, dict[str, Any] | None]] = [
         {"serve.devices": None},
     ),
     (
-        *("2 x 24", "0.5B", {"train.learners": 2}),
-        r"train\.learners is 2, but 1 of 2 cards is there for learners, .*: set it to 1, or name 2 cards",
-        {"train.learners": 1},
+        *("2 x 24", "0.5B", {"train.learners": 3}),
+        r"train\.learners is 3, but 1 of 2 cards is there for learners, and each takes one: set it to 2$",
+        {"train.learners": 2},
     ),
     (
         *("1 x 24", "0.5B", {"train.learners": 2}),
@@ -439,6 +478,136 @@ def test_every_learner_has_a_card_of_its_own(
     assert placement.lines()[-1] == f"devices: training: cards {cards} (GPU, 79.6 GiB), a learner on each"
 
 
+@pytest.mark.parametrize(
+    ("machine", "model", "options", "server", "learners"),
+    [
+        ("4 x 80", "8B", {"serve.tensor_parallel": 4}, (0, 1, 2, 3), (0,)),
+        ("2 x 24", "0.5B", {"train.learners": 2}, (0,), (0, 1)),
+        ("4 + 24", "1.7B", {"train.devices": [1]}, (1,), (1,)),
+        # 32 heads on one card of 24 GB with 16.2 GiB of trainer: half of the model on the other one as well
+        (
+            "2 x 24",
+            "8B",
+            SAVING | {"serve.tensor_parallel": 2, "train.trainer.system.load_in_4bit": True},
+            (0, 1),
+            (0,),
+        ),
+    ],
+    ids=["a split over all", "as many learners as cards", "beside the named one", "a split beside 4 bits"],
+)
+def test_where_there_are_no_cards_for_both_they_share_the_largest(
+    model_dir: Callable[[str], Path],
+    machine: str,
+    model: str,
+    options: dict[str, Any],
+    server: tuple[int, ...],
+    learners: tuple[int, ...],
+) -> None:
+    plan = place(machine_of(machine), model_dir(model), options).plan
+    (engine,) = plan.engines
+    assert engine is not None
+    assert (engine.devices, plan.learners, engine.sleeps) == (server, learners, True)
+
+
+def test_a_server_sleeps_only_where_main_memory_holds_its_weights_and_adapters(
+    model_dir: Callable[[str], Path],
+) -> None:
+    def place_with(host_mib: int | None, machine: str = "1 x 24", **more: Any) -> EnginePlan | None:
+        described = machine_of(machine)
+        host_free = None if host_mib is None else host_mib * MIB
+        return place(replace(described, host_free=host_free), model_dir("1.7B"), **more).plan.engines[0]
+
+    # 3264 + 12 MiB
+    with pytest.raises(
+        ServingError,
+        match=r"^the model server of serve sleeps while the trainer updates, and what it holds then takes 3\.2 GiB of "
+        r"main memory, of which 3\.0 GiB are free: free some, take a smaller base model, or give trainer and server",
+    ):
+        place_with(3072)
+    for host_mib in (3300, None):
+        assert (engine := place_with(host_mib)) is not None
+        assert engine.sleeps
+    for asleep_nowhere in (place_with(0, "2 x 24"), place_with(0, trains=False)):
+        assert asleep_nowhere is not None
+        assert not asleep_nowhere.sleeps
+
+
+def test_a_card_that_the_driver_does_not_list_is_planned_as_torch_tells_it(
+    model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of a card (MIG) by its name, a container without nvidia-smi; torch is not asked where no card is used."""
+    monkeypatch.setattr(placement_module, "read_machine", lambda: Machine(notes=("card 0 is left out",)))
+    listed = machine_of("1 x 24")
+    asked: list[int] = []
+
+    def ask_torch() -> Machine:
+        asked.append(1)
+        return listed
+
+    monkeypatch.setattr(placement_module, "ask_torch", ask_torch)
+
+    def read_and_place(**options: Any) -> Placement:
+        config = config_of(model_dir("1.7B"), options)
+        bases = [BaseModelSpec("", model_dir("1.7B"), with_modules(config, config.serve), nodes=config.graph.nodes)]
+        return Placement(config, bases, [base.serve for base in bases], trains=True)
+
+    placement = read_and_place()
+    assert placement.plan == place(listed, model_dir("1.7B")).plan
+    assert placement.lines()[-1] == "devices: training: card 0 (GPU, 24.0 GiB)"
+    assert len(asked) == 1
+    attached = {"serve.attach": "http://127.0.0.1:8000", "train.trainer.system.device": "cpu"}
+    assert read_and_place(**attached).lines()[0] == "devices: card 0 is left out"
+    assert len(asked) == 1
+
+
+def test_on_a_card_that_nobody_lists_the_server_needs_a_share(
+    model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement_module, "has_driver", lambda: True)
+    with pytest.raises(
+        ServingError,
+        match=r"on a card that the driver does not list, .* the model server of serve: set serve\.gpu_memory_util",
+    ):
+        place(machine_of("none"), model_dir("0.1B"))
+    by_hand = place(machine_of("none"), model_dir("0.1B"), {"serve.gpu_memory_utilization": 0.4})
+    assert by_hand.lines()[-1] == "devices: training: a card, as torch chooses"
+    assert argv_of(by_hand, model_dir("0.1B"))[SHARE] == "0.4"
+    on_cpu = place(machine_of("none"), model_dir("0.1B"), {"train.trainer.system.device": "cpu"})
+    assert on_cpu.lines()[-1] == "devices: training: CPU"
+    place(machine_of("none"), model_dir("0.1B"), trains=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "method"),
+    [
+        (["--quantization", "fp8"], "fp8"),
+        (["--quantiz", "bitsandbytes", "--load-format", "bitsandbytes"], "bitsandbytes"),  # as argparse takes it
+        (["--quant=fp8"], "fp8"),
+        (["-q", "fp8"], "fp8"),
+        (["-q=fp8"], "fp8"),
+        (["-qfp8"], "fp8"),
+        (["--quantization", "fp8", "-q", "awq"], "awq"),  # the last one counts
+        (["--quantization-config", "{}"], None),
+        (["--seed", "-1"], None),
+        ([], None),
+    ],
+)
+def test_the_method_of_quantisation_is_the_one_that_vllm_takes(arguments: list[str], method: str | None) -> None:
+    assert placement_module.quantization_of(arguments) == method
+
+
+def test_a_server_is_given_its_card_by_its_id_and_others_learn_every_name_of_it(
+    model_dir: Callable[[str], Path],
+) -> None:
+    """A number means another card where CUDA counts the fastest first, and Ray gives out numbers."""
+    rows = "0, GPU-aaaa, L4, 24564, 24164, [N/A]\n1, GPU-bbbb, L4, 24564, 24164, [N/A]\n"
+    placement = place(rows_to_machine(rows, {"CUDA_VISIBLE_DEVICES": "1,GPU-aa"}), model_dir("1.7B"))
+    (placed,) = placement.serve_options()
+    assert isinstance(placed, PlacedServeOptions)
+    assert placed.visible_devices == ("GPU-bbbb",)
+    assert placement.taken_cards() == {"GPU-bbbb", "1", "GPU-aaaa", "0", "GPU-aa"}
+
+
 def test_learners_without_a_card_share_the_processors(
     model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -461,6 +630,12 @@ def test_a_model_whose_layers_are_not_known_shares_a_card_only_by_hand(
         place(machine_of("1 x 24"), tmp_path)
     by_hand = place(machine_of("1 x 24"), tmp_path, {"serve.gpu_memory_utilization": 0.5})
     assert argv_of(by_hand, tmp_path) == {LENGTH: "auto", SHARE: "0.5", SLEEP: ""}
+    with pytest.raises(
+        ServingError, match=r"gpu_memory_utilization 0\.9 is .* beside training with .*: set it to 0\.\d+"
+    ):
+        place(machine_of("1 x 24"), tmp_path, {"serve.gpu_memory_utilization": 0.9})
+    with pytest.raises(ServingError, match=r"with serve\.gpu_memory_utilization, in place of kv_cache_gib$"):
+        place(machine_of("1 x 24"), tmp_path, {"serve.kv_cache_gib": 4.0})
     assert argv_of(place(machine_of("2 x 24"), tmp_path), tmp_path) == {
         LENGTH: "auto"
     }  # a card of its own: vLLM's defaults

@@ -39,6 +39,13 @@ MACHINES = {
     "2 x 24": (24564,) * 2,
     "4 x 80": (81559,) * 4,
     "8 x 80": (81559,) * 8,
+    # unlike ones, in the driver's order
+    "4 + 24": (4096, 24564),
+    "24 + 4": (24564, 4096),
+    "8 + 24": (8188, 24564),
+    "24 + 8": (24564, 8188),
+    "16 + 48": (16376, 49140),
+    "4 + 24 + 24": (4096, 24564, 24564),
 }
 
 
@@ -67,6 +74,7 @@ def pretend_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where vLLM's CUDA build is installed and torch sees the cards."""
     monkeypatch.setattr(placement_module, "vllm_runs_on_cpu", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(placement_module, "has_driver", lambda: False)  # what is described is all there is
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
         monkeypatch.delenv(name, raising=False)
 
