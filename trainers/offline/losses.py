@@ -39,7 +39,7 @@ def offline_coefficients(
                                                          (arXiv 1802.01561, section 4.2)
 
     Args:
-        advantage_A: in units of reward, of the kind that the mode names.
+        advantage_A: of the kind that the mode names, in units of how far the returns of the stored runs lie apart.
         log_ratio_A: log pi_now(a) - log mu(a), the SUM over the action's tokens, since r is the ratio of the
             whole action; for `topr`, `importance` and `vtrace`, and None for the others.
 

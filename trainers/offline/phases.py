@@ -1,7 +1,7 @@
 """Stored episodes to better adapters before the first fresh rollout, each mode by its own advantage.
 
-Advantages are in units of the spread of the returns: the largest less the smallest, so that no option hangs on the unit
-that rewards are counted in, and rewards of 0 and 1 are as they are.
+Advantages are in units of the spread of the returns, the largest less the smallest, so that no option hangs on the unit
+that rewards are counted in, and those of rewards of 0 and 1 are as they are.
 
     filtered     imitation of what reached the threshold
     awr          imitation weighted by exp((return - V) / beta)                        advantage-weighted regression
@@ -19,7 +19,7 @@ rollouts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from trainers.advantages.arrays import Floats, rows_by_key
+from trainers.advantages.group_baselines import NO_SPREAD
 from trainers.advantages.returns import places
 from trainers.batch import ActionItem, Round, forced_share
 from trainers.config import TrainerOptions
@@ -146,7 +147,7 @@ def _advantages(
         return credit.replay_advantages(data) / unit_A, lambda: None
     baseline_A = unit_A * (offline.shift if offline.mode == "asymre" else 0.0)
     # what one earns alone says nothing of another's calls, nor, with a discount, what late calls earn of early ones
-    keys = [item.agent for item in data.items] if options.advantage.gamma == 1 else places(data)
+    keys: Sequence[Hashable] = [item.agent for item in data.items] if options.advantage.gamma == 1 else places(data)
     for rows in rows_by_key(keys).values():
         baseline_A[rows] += returns_A[rows].mean()
     return (returns_A - baseline_A) / unit_A, lambda: None
@@ -159,7 +160,9 @@ def _spreads(data: Round, returns_A: Floats, options: TrainerOptions) -> Floats:
     spread_by_agent = {agent: float(np.ptp(returns_A[rows])) for agent, rows in rows_by_key(agents).items()}
     unit_A: Floats = np.ones_like(returns_A)
     for rows in rows_by_key([(options.side_of or {}).get(agent) for agent in agents]).values():
-        unit_A[rows] = max(spread_by_agent[agents[i]] for i in rows) or 1.0
+        spread = max(spread_by_agent[agents[i]] for i in rows)
+        if spread > NO_SPREAD * np.abs(returns_A[rows]).max():  # else it is what float64 leaves of equal ones
+            unit_A[rows] = spread
     return unit_A
 
 

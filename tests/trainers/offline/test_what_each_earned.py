@@ -114,6 +114,17 @@ def test_with_a_discount_calls_of_the_better_runs_are_better_whatever_their_dept
 
 
 @pytest.mark.parametrize("mode", OFFLINE_MODES)
+def test_what_rounding_leaves_of_equal_rewards_is_no_unit(model_dir: Path, mode: str) -> None:
+    trainer = trainer_of(model_dir, mode)
+    runs = stored(trainer, [0.3, 0.1 + 0.2] * 4)
+    trainer.warm_up(runs)
+    data = trainer._to_round(runs, "replay" if trainer.options.offline.needs_behaviour else "imitation")
+    advantages, _ = phases._advantages(data, trainer.credit, trainer.options, ratio_A=np.ones(len(data.items)))
+    expected = -trainer.options.offline.shift if mode == "asymre" else 0.0
+    np.testing.assert_allclose(advantages, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", OFFLINE_MODES)
 def test_rewards_in_another_unit_teach_the_same(model_dir: Path, mode: str) -> None:
     """In 64ths and in 64s, so that no rounding differs: the same weights of all calls, and the same adapters."""
     ends = []
