@@ -662,7 +662,7 @@ class TrainerOptions(_Options):
             if estimator.needs_sides:
                 raise ValueError(
                     f"advantage.estimator {self.advantage.estimator!r} reads what the other sides earn: name them in "
-                    "trainer.sides"
+                    "train.trainer.sides"
                 )
             return
         named = [agent for agents in self.sides.values() for agent in agents]

@@ -341,7 +341,7 @@ def test_rounds_with_a_teacher_are_refused_where_they_would_do_nothing() -> None
     filtered = {"offline": {"mode": "filtered"}}
     for options, reason in (
         ({"rounds": 1, "teacher_rounds": 2, "trainer": filtered}, "but there are only 1 rounds"),
-        ({"teacher_rounds": 2}, "set trainer.offline.mode to 'filtered'"),
+        ({"teacher_rounds": 2}, "set train.trainer.offline.mode to 'filtered'"),
         ({"teacher_rounds": 2, "trainer": filtered, "trees": {"share": 0.5}}, "play whole runs"),
     ):
         with pytest.raises(ValueError, match=reason):
