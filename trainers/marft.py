@@ -29,7 +29,7 @@ from torch import Tensor
 from trace_store.records import TOOLS_OF, Episode, Reward, Trajectory
 from trainers.advantages.arrays import Floats, rows_by_key
 from trainers.advantages.estimate import Estimate
-from trainers.advantages.returns import places
+from trainers.advantages.returns import run_positions
 from trainers.batch import ActionItem, EpisodeItem, Round, Use, episodes_to_round, forced_share, trajectories_to_round
 from trainers.checks.memory_guard import failures_told
 from trainers.checks.reality import check_moved
@@ -473,7 +473,7 @@ class MarftTrainer:
                 data,
                 units=units,
                 return_A=self.credit.returns(data),
-                place_A=None if self.options.advantage.gamma == 1 else places(data),
+                place_A=None if self.options.advantage.gamma == 1 else run_positions(data),
                 reward=self.options.reward,
                 mode=mode,
                 least_of=self.credit.spreads.least,

@@ -645,7 +645,7 @@ def _ways_to_fit(
         least: what the server needs as it is set now.
     """
     options, table = need.options, need.table
-    wanted = _least_tokens(need) * _token_bytes(need, split)
+    cache_bytes = _least_tokens(need) * _token_bytes(need, split)
     held = max(0, left) // _token_bytes(need, split) // _BLOCK * _BLOCK
     ways: list[_Way] = []
 
@@ -656,8 +656,8 @@ def _ways_to_fit(
     if options.gpu_memory_utilization is not None:
         offer("gpu_memory_utilization", _ceil(least / room.card.total), "more")
     if options.kv_cache_gib is not None:
-        if wanted > options.kv_cache_gib * _GIB:
-            offer("kv_cache_gib", _ceil(wanted / _GIB), "more")
+        if cache_bytes > options.kv_cache_gib * _GIB:
+            offer("kv_cache_gib", _ceil(cache_bytes / _GIB), "more")
         else:
             offer("kv_cache_gib", _floor(left / _GIB), "less")
     if options.max_model_len is not None:
@@ -714,12 +714,12 @@ def _refuse_small_host(machine: Machine, needs: Sequence[EngineNeed], plans: Seq
         for need, plan in zip(needs, plans, strict=True)
         if plan.sleeps and plan.share is not None
     ]
-    wanted = sum(size for _, size in sleeping)
-    if machine.host_free is not None and wanted > machine.host_free:
+    sleeping_bytes = sum(size for _, size in sleeping)
+    if machine.host_free is not None and sleeping_bytes > machine.host_free:
         tables = " and ".join(table for table, _ in sleeping)
         raise _NoRoomError(
             f"the model server of {tables} sleeps while the trainer updates, and what it holds then takes "
-            f"{bytes_to_text(wanted)} of main memory, of which {bytes_to_text(machine.host_free)} are free",
+            f"{bytes_to_text(sleeping_bytes)} of main memory, of which {bytes_to_text(machine.host_free)} are free",
             otherwise="free some, take a smaller base model, or give trainer and server cards of their own",
         )
 

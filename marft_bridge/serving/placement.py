@@ -136,8 +136,8 @@ class Placement:
         serves = self._serves_here and not vllm_runs_on_cpu() and any(serve.attach is None for serve in self._options)
         if machine.cards or not (serves or (trains and self._config.train.trainer.system.device != "cpu")):
             return machine
-        seen = ask_torch()
-        return seen if seen.cards else machine
+        from_torch = ask_torch()
+        return from_torch if from_torch.cards else machine
 
     def _torch_has_cards(self) -> bool:
         """Whether the trainer computes on a card, whoever lists it."""

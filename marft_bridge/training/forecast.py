@@ -153,7 +153,7 @@ def trajectories_to_forecast(
         expected, chance = spread.expected(groups), spread.chance_of(ENOUGH_GROUPS, FIRST_ROUNDS * groups)
     examples = _find_examples(trajectories, own_ids, nodes, options=options.trainer)
     lost = Counter(reason for t in own if (reason := _lost_reason(t, options.trainer)) is not None)
-    commonest = [how for how, _ in lost.most_common(1)]
+    commonest = [outcome for outcome, _ in lost.most_common(1)]
     return Forecast(
         stored=len(own),
         episodes=len(scored),
@@ -164,9 +164,9 @@ def trajectories_to_forecast(
         lowest=min(rewards, default=None),
         highest=max(rewards, default=None),
         mean=math.fsum(rewards) / len(rewards) if rewards else None,
-        better=sum(count for worth, count in worths.items() if _exceeds(worth, worst)),
+        better=sum(count for rewards, count in worths.items() if _exceeds(rewards, worst)),
         usual=usual,
-        above_usual=sum(count for worth, count in worths.items() if _exceeds(worth, usual_worth)),
+        above_usual=sum(count for rewards, count in worths.items() if _exceeds(rewards, usual_worth)),
         by_side=options.trainer.side_of is not None,
         alone=alone,
         alike=len(distinct) == 1,

@@ -127,8 +127,8 @@ class SignalCheck:
         last_round = trajectories_to_forecast(episodes, own_ids, self.nodes, options=self.options)
         first, last = (line["round"] for line in last_updates)
         raise NoSignalError(
-            f"train: rounds {first} and {last} taught nothing: the runs that were compared earned the same; "
-            f"{forecast_to_advice(last_round)}; what was trained before is kept; or go on all the same with "
+            f"train: rounds {first} and {last} taught nothing: the runs that were compared earned the same, or nearly "
+            f"so; {forecast_to_advice(last_round)}; what was trained before is kept; or go on all the same with "
             f"--resume {FLAG}"
         )
 

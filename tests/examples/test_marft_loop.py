@@ -196,6 +196,7 @@ class _Round:
         seen = _seen_by(update_order.improve, self.inputs, lambda learner, data, *_: (learner.adapter, data))
         monkeypatch.setattr(update_order, "improve", seen)
         critic = self.trainer.credit.critics["shared/0"]
+        monkeypatch.setattr(type(critic), "_find_unit", lambda *_: None)  # the page's learns in units of reward
         self.theirs.keep("critic", critic.optimizer, critic.parameters)
         self.result = self.trainer.update(trajectories)
 

@@ -100,8 +100,8 @@ def test_a_clean_transcript_says_the_sum_and_nothing_else() -> None:
 
 def test_the_writer_at_the_ceiling_earns_by_its_last_number() -> None:
     drafts = Script(lambda _, prompt: [str(int(prompt[1]) - int(prompt[3]))])
-    wrong = Script(lambda _, prompt: ["7"])
-    for players, share in ((drafts, 1.0), (wrong, 0.5)):
+    guesses = Script(lambda _, prompt: ["7"])
+    for players, share in ((drafts, 1.0), (guesses, 0.5)):
         assert ceiling.right_share(players, [(9, 2), (3, 5)]) == share  # type: ignore[arg-type]
 
 

@@ -272,13 +272,13 @@ REFUSED: list[tuple[str, str, dict[str, Any], str, dict[str, Any] | None]] = [
     (
         *("4 x 80", "32B", {}),
         r"training needs about 82\.1 GiB of card 1 .*, and 72\.8 GiB are there for it: set "
-        r"trainer\.system\.tokens_per_microbatch to \d+ or less, or .*activation_checkpointing = true",
+        r"train\.trainer\.system\.tokens_per_microbatch to \d+ or less, or .*activation_checkpointing = true",
         SAVING,
     ),
     (
         *("8 x 80", "70B", {}),
         r"training needs about 163\.2 GiB of card 2 .*: free memory, take a smaller base model, or set "
-        r"trainer\.system\.load_in_4bit and activation_checkpointing to true$",
+        r"train\.trainer\.system\.load_in_4bit and activation_checkpointing to true$",
         FOUR_BIT | SAVING,
     ),
     (

@@ -231,8 +231,8 @@ def test_equal_rewards_teach_nothing(model_dir: Path) -> None:
     assert (result["critic"]["value_loss"], result["critic"]["explained_variance"]) == (None, None)
     assert result["critic"]["flat_groups"] == 1.0
     assert result["warnings"] == [
-        f"adapter {agent!r} took no step: it had no gradient, since its advantages were all 0, or below 0 where "
-        "train.trainer.objective.negative_weight is 0"
+        f"adapter {agent!r} took no step: it had no gradient, since its advantages were all 0 (its runs earned "
+        "the same, or nearly so beside earlier rounds), or below 0 where train.trainer.objective.negative_weight is 0"
         for agent in AGENTS
     ]
 

@@ -90,32 +90,32 @@ def team_rewards(data: Round) -> dict[str, Floats]:
     return {name: np.array([rewards.get(name, 0.0) for rewards in earned], dtype=np.float64) for name in names}
 
 
-def places(data: Round) -> list[Hashable]:
+def run_positions(data: Round) -> list[Hashable]:
     """Where in its run each action stands: agent, turn, and links of D from the beginning; [A].
 
     All of it is known before the agent acts. What a discount leaves of a later reward hangs on the links that follow,
     so with gamma below 1 only what was earned at one place can be compared.
     """
     if data.forest is not None:
-        unrolled = places(data.forest.unrolled)
+        unrolled = run_positions(data.forest.unrolled)
         place_of = dict(zip(data.forest.row_B, unrolled, strict=True))  # runs through a call share what leads to it
         return [place_of[row] for row in range(len(data.items))]
-    found: list[Hashable] = []
+    positions_A: list[Hashable] = []
     for episode in data.episodes:
         depth_A = [0] * len(episode.actions)
         for i, dependents in enumerate(episode.successors):
             for j in dependents:
                 depth_A[j] = max(depth_A[j], depth_A[i] + 1)
-        found += [(item.agent, item.turn, depth) for item, depth in zip(episode.actions, depth_A, strict=True)]
-    return found
+        positions_A += [(item.agent, item.turn, depth) for item, depth in zip(episode.actions, depth_A, strict=True)]
+    return positions_A
 
 
 def expected_discounts(data: Round, units_A: Sequence[int], *, gamma: float, gamma_token: float) -> list[Floats] | None:
     """What a team reward of 1 at the end of its run is worth to each unit, as other runs tell; None: always 1.
 
-    Per action it is the mean over the actions at its `places` in other trees, so that it does not depend on how long
-    the run became; its own where no other stood there. Within an action the tokens that follow count, as they do in
-    what estimators without a critic make of an action's advantage (`EstimatorInput.over_units`).
+    Per action it is the mean over the actions at its `run_positions` in other trees, so that it does not depend on how
+    long the run became; its own where no other stood there. Within an action the tokens that follow count, as in what
+    estimators without a critic make of an action's advantage (`EstimatorInput.over_units`).
     """
     if gamma == 1 and gamma_token == 1:
         return None
@@ -132,7 +132,7 @@ def expected_discounts(data: Round, units_A: Sequence[int], *, gamma: float, gam
     )
     last_A = np.array([part[-1] for part in worth], dtype=np.float64)
     expected_A = last_A.copy()
-    for rows in rows_by_key(places(data)).values():
+    for rows in rows_by_key(run_positions(data)).values():
         for positions in rows_by_key([data.tree_A[i] for i in rows]).values():
             others = np.delete(rows, positions)
             if len(others):
@@ -174,12 +174,12 @@ def action_rewards(data: Round) -> dict[str, Floats]:
 def centred_own_returns(data: Round, gamma: float) -> dict[str, Floats]:
     """`own_returns`, each less its mean over the agent's actions in other trees that have it; 0 where nothing is.
 
-    Step returns that are discounted are compared with those of the actions at its own place (`places`) only.
+    Step returns that are discounted are compared with those of the actions at its own place (`run_positions`) only.
     """
     centred: dict[str, Floats] = {}
     agent_A: list[Hashable] = [item.agent for item in data.items]
     discounted = {name for episode in data.episodes for name in episode.rewards.step} if 0 < gamma < 1 else set[str]()
-    place_A = places(data) if discounted else agent_A
+    place_A = run_positions(data) if discounted else agent_A
     for name, own_A in own_returns(data, gamma).items():
         recorded_rows = np.flatnonzero(~np.isnan(own_A))
         key_A = place_A if name in discounted else agent_A

@@ -98,7 +98,8 @@ def check_moved(agent_metrics: Mapping[str, Mapping[str, Any]], lr: Mapping[str,
             warnings.append(f"adapter {name!r} had no action to learn from")
         elif norm == 0:
             warnings.append(
-                f"adapter {name!r} took no step: it had no gradient, since its advantages were all 0, or below 0 where "
+                f"adapter {name!r} took no step: it had no gradient, since its advantages were all 0 (its runs earned "
+                "the same, or nearly so beside earlier rounds), or below 0 where "
                 "train.trainer.objective.negative_weight is 0"
             )
         elif metrics.get("stopped_by") is not None and not metrics["epochs"]:

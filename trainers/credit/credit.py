@@ -34,9 +34,9 @@ from trainers.advantages.returns import (
     episodes_of,
     expected_discounts,
     own_rewards_of_episodes,
-    places,
     returns_by_source,
     reward_at_the_end,
+    run_positions,
     team_chain,
 )
 from trainers.batch import ActionItem, Round
@@ -114,7 +114,8 @@ class Credit:
         """`returns`, with NaN where a run was cut short, so that what it would have earned is not known. Shape [A].
 
         With a discount, less the mean of those at the action's place and with that of its agent: what is left to differ
-        is what the runs earned, and how long they took, not how early in them an action stands.
+        is what the runs earned, and how long they took, not how early in them an action stands. Where nobody else
+        stood, an action has nothing to be held against but its agent's others.
         """
         known_A = np.where(self._cut(data), np.nan, self.returns(data))
         if self.options.advantage.gamma == 1:
@@ -122,8 +123,9 @@ class Credit:
         level_A = known_A.copy()
         for rows in rows_by_key([item.agent for item in data.items]).values():
             level_A[rows] -= _mean_of_known(known_A[rows])
-        for rows in rows_by_key(places(data)).values():
-            known_A[rows] -= _mean_of_known(level_A[rows])
+        for rows in rows_by_key(run_positions(data)).values():
+            if len({data.tree_A[i] for i in rows.tolist()}) > 1:
+                known_A[rows] -= _mean_of_known(level_A[rows])
         return known_A
 
     def note_spreads(self, data: Round) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainers.advantages.arrays import range_of_most
 from trainers.config import CriticOptions, ExperimentalOptions
 from trainers.credit.value_loss import explained_variance, value_loss
 
@@ -175,7 +176,7 @@ class Critic:
 
     def _find_unit(self, targets_N: Tensor) -> None:
         """The unit of these targets, unless the one so far fits; values stay what they were."""
-        spread, unit = targets_N.max() - targets_N.min(), self._unit
+        spread, unit = targets_N.new_tensor(range_of_most(targets_N.double().cpu().numpy())), self._unit
         if spread > (_WIDER * unit if "unit" in self.statistics else 0):
             self.statistics["unit"] = spread
             with torch.no_grad():

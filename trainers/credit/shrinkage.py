@@ -94,7 +94,8 @@ def explained_out_of_sample(shrunk: Shrunk, returns: Sequence[Floats], rows: Seq
     known = [i for i in rows if not np.isnan(shrunk.means[i]).any()]
     around_mean = sum(float(np.square(returns[i] - shrunk.means[i]).sum()) for i in known)
     around_value = sum(float(np.square(returns[i] - shrunk.values[i]).sum()) for i in known)
-    return 1 - around_value / around_mean if around_mean > 0 else None
+    rounding = 1e-24 * sum(float(np.square(returns[i]).sum()) for i in known)
+    return 1 - around_value / around_mean if around_mean > rounding else None
 
 
 def _weight(value_N: Floats, return_N: Floats) -> float:

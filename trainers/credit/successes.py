@@ -44,7 +44,7 @@ def append_successes(
     Args:
         units: of the whole round.
         return_A: what each action of the whole round earned.
-        place_A: where in its run each stands (`trainers.advantages.returns.places`), with a discount: it is then
+        place_A: where in its run each stands (`trainers.advantages.returns.run_positions`), with a discount: it is then
             compared with the fresh actions there. None: with all of its agent, or of the batch.
         reward: the source that a success is put down to.
         least_of: of some agents, the smallest deviation of returns that counts (`trainers.credit.spreads`).
@@ -52,7 +52,7 @@ def append_successes(
     """
     replayed_A = np.array([data.episodes[e].replayed for e in data.episode_A], dtype=np.bool_)
     agent_A = np.array([item.agent for item in data.items])
-    mean_A, scale_A = np.zeros_like(return_A), np.ones_like(return_A)
+    mean_A, scale_A, least_A = np.zeros_like(return_A), np.ones_like(return_A), np.zeros_like(return_A)
     for agent in dict.fromkeys(agent_A[replayed_A].tolist()):
         rows = agent_A == agent
         fresh_rows = np.flatnonzero(~replayed_A & (rows if mode != "batch" else True))
@@ -61,16 +61,19 @@ def append_successes(
             mean_A[rows] = fresh_returns.mean() if len(fresh_returns) else 0.0
         else:
             mean_of = {key: return_A[at].mean() for key, at in _rows_by_place(place_A, fresh_rows).items()}
-            mean_A[rows] = [mean_of.get(place_A[i], 0.0) for i in np.flatnonzero(rows)]
+            agent_mean = fresh_returns.mean() if len(fresh_returns) else 0.0  # where no fresh action stands
+            mean_A[rows] = [mean_of.get(place_A[i], agent_mean) for i in np.flatnonzero(rows)]
             fresh_returns = fresh_returns - [mean_of[place_A[i]] for i in fresh_rows]
+        least = least_of(set(agent_A[fresh_rows].tolist()))
+        least_A[rows] = np.maximum(least, _ROUNDING * np.abs(return_A[rows]))
         if in_deviations or mode != "none":
             spread = float(fresh_returns.std()) if len(fresh_returns) else 0.0
-            least = max(_ROUNDING * np.abs(return_A[fresh_rows]).max(initial=0.0), least_of(set(agent_A[fresh_rows])))
+            least = max(_ROUNDING * np.abs(return_A[fresh_rows]).max(initial=0.0), least)
             deviation = spread if spread > least else 0.0
             excess = return_A[rows & replayed_A] - mean_A[rows & replayed_A]
             # where all fresh runs earned the same, the best success is worth 1
             scale_A[rows] = deviation or max(float(excess.max()), float(np.finfo(np.float64).tiny))
-    is_better_A = replayed_A & (return_A - mean_A > _ROUNDING * np.abs(return_A))
+    is_better_A = replayed_A & (return_A - mean_A > least_A)
     earned_A, baseline_A = np.where(is_better_A, return_A, 0.0), np.where(is_better_A, -mean_A, 0.0)
     is_replayed_U = units.repeat(replayed_A.astype(np.float64)).astype(np.bool_)
 

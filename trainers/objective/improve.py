@@ -47,12 +47,13 @@ def improve(
 
     Args:
         options: of this round; None: the learner's.
-        step_share: the part of the steps that are taken, from the first on, rounded up.
+        step_share: the part of the steps that are taken, from the first on: rounded up, and so much shorter each.
 
     Returns:
         approx_kl, clipfrac, ratio_mean, ratio_max (new against old policy), masked (share of the actions),
         grad_norm (mean over minibatches, before clipping), gradient_share (part of each reward in the gradient of the
-        first minibatch, when there are several), steps, stopped_early. What no minibatch measured is None.
+        first minibatch, when there are several), lr, steps, stopped_early. What no minibatch measured is
+        None.
     """
     options = options or learner.options
     optimizer = options.optimizer
@@ -62,7 +63,10 @@ def improve(
     stopped = False
     prepared = PreparedRound(data, options, learner.model)
     minibatches = random_minibatches(len(prepared.rows), optimizer.epochs, prepared.parts, generator=generator)
-    for drawn in islice(minibatches, share_of_steps(prepared, optimizer.epochs, step_share)):
+    step_count = step_share * optimizer.epochs * min(prepared.parts, len(prepared.rows))
+    whole_steps = math.ceil(step_count - 1e-9)  # a third of three passes is one, whatever the rounding
+    lr = learner.scale_rate(step_count / whole_steps if whole_steps else 1.0)
+    for drawn in islice(minibatches, whole_steps):
         chosen = [prepared.rows[i] for i in drawn]
         step_tokens = prepared.moved_tokens(chosen)
         if gradient_share is None and len(data.source_U) > 1:
@@ -101,15 +105,10 @@ def improve(
         "masked": masked / actions if actions else None,
         "grad_norm": _mean_norm(norms, prepared),
         "gradient_share": gradient_share,
+        "lr": lr,
         "steps": sum(norm > 0 for norm in norms),
         "stopped_early": stopped,
     }
-
-
-def share_of_steps(prepared: PreparedRound, epochs: int, step_share: float) -> int:
-    """How many of a round's steps are taken, rounded up."""
-    steps = epochs * min(prepared.parts, len(prepared.rows))
-    return min(steps, math.ceil(step_share * steps - 1e-9))  # a third of three passes is one, whatever the rounding
 
 
 def measure(

@@ -34,9 +34,9 @@ def worth_of_round(advantages: Iterable[float], negative_weight: float, epochs: 
         advantages, negative_weight: as in `advantages_to_share`.
         epochs: `optimizer.epochs`, passes over the better actions.
     """
-    worth = advantages_to_share(advantages, negative_weight)
-    steps = max(worth, 1 / epochs)
-    return RoundWorth(steps=steps, rate=worth / steps)
+    share = advantages_to_share(advantages, negative_weight)
+    steps = max(share, 1 / epochs)
+    return RoundWorth(steps=steps, rate=share / steps)
 
 
 def advantages_to_share(advantages: Iterable[float], negative_weight: float) -> float:

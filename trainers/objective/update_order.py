@@ -138,11 +138,11 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
         if target == 0:  # nothing says how far, so there is no step, and none to look at
             adapter_round = context.to_adapter_round(name, factor_A, rows=[])
         schedule = rate_factor(options.experimental.schedule, context.rounds)
-        worth = _worth_of_round(adapter_round.advantage_U, learner.kl_rate, options)
-        lr = learner.set_rate(worth.rate * schedule)
-        tick = context.tick_of(f"update {name}", math.ceil(worth.steps * len(rows) * options.optimizer.epochs))
+        extent = _extent_of_round(adapter_round.advantage_U, learner.kl_rate, options)
+        learner.set_rate(extent.rate * schedule)
+        tick = context.tick_of(f"update {name}", math.ceil(extent.steps * len(rows) * options.optimizer.epochs))
         improved = improve(
-            learner, adapter_round, context.generator, tick=tick, options=options, step_share=worth.steps
+            learner, adapter_round, context.generator, tick=tick, options=options, step_share=extent.steps
         )
         weighs_others = options.objective.update == "sequential" and len(learned) + 1 < len(rows_of)
         measured: dict[str, float | None] = {"kl_after": None, "kl_of_call": None, "step_share": None}
@@ -163,11 +163,11 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
                 ratios_A = items_to_ratios(new_T, sampled_round.items, options, old_T=sampled_round.old_T)
                 factor_A = factors.compounded(factor_A, ratios_A, sampled_rows)
         movement = learner.movement(snapshot)
-        learned[name] = {**improved, **measured, "kl_target": target, "lr": lr, "factor_mean": factor_mean, **movement}
+        learned[name] = {**improved, **measured, "kl_target": target, "factor_mean": factor_mean, **movement}
     return learned
 
 
-def _worth_of_round(advantage_U: Sequence[Tensor], kl_rate: float, options: TrainerOptions) -> RoundWorth:
+def _extent_of_round(advantage_U: Sequence[Tensor], kl_rate: float, options: TrainerOptions) -> RoundWorth:
     """What a round is worth to an adapter; with `kl_target`, which looks at the same, all steps at its own rate.
 
     Without `kl_target` what that once made of the rate, in a run that was resumed, has no say.
@@ -228,8 +228,8 @@ def _kl_target(data: AdapterRound, acting: int, options: TrainerOptions, *, abse
     """How far an adapter should move in a round, in nats a call: its part of what the round says; None: wherever.
 
     The policy sampled no success of before, so these are not among all that it sampled. Where none of its own actions
-    was better, they are all that the round has to say, and count. A run in which it did not act is one more that went
-    on without: an agent that acts in runs that did well, and in no others, was better than those.
+    was better than another, a run in which it did not act is one more that went on without: an agent that acts in runs
+    that did well, and in no others, was better than those.
 
     Args:
         acting: adapters that act in the round: a team moves by about the sum of its agents.
@@ -240,5 +240,5 @@ def _kl_target(data: AdapterRound, acting: int, options: TrainerOptions, *, abse
     mean_A = [float(part_U.mean()) for part_U in data.advantage_U]
     is_own_A = [True] * len(mean_A) if data.success_A is None else (~data.success_A).tolist()
     own_means = [mean for mean, is_own in zip(mean_A, is_own_A, strict=True) if is_own]
-    nats = information([*own_means, *[0.0] * absent]) or information(mean_A)
+    nats = information(own_means) or information([*own_means, *[0.0] * absent]) or information(mean_A)
     return options.objective.kl_target * nats / max(1, acting)

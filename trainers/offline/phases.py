@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainers.advantages.arrays import Floats, rows_by_key
+from trainers.advantages.arrays import Floats, range_of_most, rows_by_key
 from trainers.advantages.group_baselines import NO_SPREAD
-from trainers.advantages.returns import places
+from trainers.advantages.returns import run_positions
 from trainers.batch import ActionItem, Round, forced_share
 from trainers.config import TrainerOptions
 from trainers.credit.credit import Credit
@@ -138,7 +138,8 @@ def _advantages(
     if not data.items or offline.mode in ("filtered", "off"):
         return np.zeros(len(data.items)), lambda: None
     returns_A = credit.returns(data)
-    unit_A = _spreads(data, returns_A, options)
+    # with a discount, how far what runs earned lies apart, not early from late calls
+    unit_A = _spreads(data, returns_A if options.advantage.gamma == 1 else credit.known_returns(data), options)
     if offline.mode == "vtrace":
         assert ratio_A is not None
         advantage_A, fit = credit.vtrace(data, ratio_A)
@@ -147,21 +148,27 @@ def _advantages(
         return credit.replay_advantages(data) / unit_A, lambda: None
     baseline_A = unit_A * (offline.shift if offline.mode == "asymre" else 0.0)
     # what one earns alone says nothing of another's calls, nor, with a discount, what late calls earn of early ones
-    keys: Sequence[Hashable] = [item.agent for item in data.items] if options.advantage.gamma == 1 else places(data)
+    keys: Sequence[Hashable] = (
+        [item.agent for item in data.items] if options.advantage.gamma == 1 else run_positions(data)
+    )
     for rows in rows_by_key(keys).values():
         baseline_A[rows] += returns_A[rows].mean()
     return (returns_A - baseline_A) / unit_A, lambda: None
 
 
 def _spreads(data: Round, returns_A: Floats, options: TrainerOptions) -> Floats:
-    """The largest less the smallest return of the agent for which they lie furthest apart, in the team, or in each side
-    of a game; 1 where all agents always earn the same. Shape [A]."""
+    """The largest less the smallest of most returns of the agent for which they lie furthest apart, in the team, or in
+    each side of a game; 1 where all agents always earn the same. Shape [A]; a return that is not known is NaN."""
     agents = [item.agent for item in data.items]
-    spread_by_agent = {agent: float(np.ptp(returns_A[rows])) for agent, rows in rows_by_key(agents).items()}
+    is_known_A = ~np.isnan(returns_A)
+    spread_by_agent = {
+        agent: range_of_most(returns_A[rows][is_known_A[rows]]) for agent, rows in rows_by_key(agents).items()
+    }
     unit_A: Floats = np.ones_like(returns_A)
     for rows in rows_by_key([(options.side_of or {}).get(agent) for agent in agents]).values():
         spread = max(spread_by_agent[agents[i]] for i in rows)
-        if spread > NO_SPREAD * np.abs(returns_A[rows]).max():  # else it is what float64 leaves of equal ones
+        largest = np.abs(returns_A[rows][is_known_A[rows]]).max(initial=0.0)
+        if spread > NO_SPREAD * largest:  # else it is what float64 leaves of equal ones
             unit_A[rows] = spread
     return unit_A
 

@@ -51,6 +51,12 @@ class AdapterLearner:
             group["lr"] = rate
         return rate
 
+    def scale_rate(self, factor: float) -> float:
+        """Multiplies the learning rate that is set; returns it."""
+        for group in self.optimizer.param_groups:
+            group["lr"] *= factor
+        return float(self.optimizer.param_groups[0]["lr"])
+
     def snapshot(self) -> list[Tensor]:
         """The adapter's weights as they are now, for `movement`."""
         return [p.detach().clone() for p in self.parameters]

@@ -23,7 +23,7 @@ from trace_store.records import Trajectory
 from trainers import MarftTrainer, TrainerOptions
 
 WRITER = "writer"
-ROUNDS, EPISODES, ASKED = 8, 48, 20
+ROUNDS, EPISODES, REPEATS = 8, 48, 20
 TAUGHT, MOST_LESSONS = 0.94, 150
 """The share of right runs that a writer is taught to, and after how many lessons it is given up."""
 CONDITIONS: dict[str, dict[str, Any]] = {"defaults": {}, "1 pass": {"optimizer": {"epochs": 1}}}
@@ -41,8 +41,8 @@ def play_writer(players: Players, tasks: Sequence[Task]) -> list[Trajectory]:
 
 
 def right_share(players: Players, tasks: Sequence[Task]) -> float:
-    """The share of right drafts, every task asked `ASKED` times."""
-    return mean(play_writer(players, list(tasks) * ASKED), "correct")
+    """The share of right drafts, every task asked `REPEATS` times."""
+    return mean(play_writer(players, list(tasks) * REPEATS), "correct")
 
 
 def teach(players: Players, tasks: Sequence[Task]) -> float:

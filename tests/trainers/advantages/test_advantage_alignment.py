@@ -97,7 +97,7 @@ def test_tokens_of_a_move_share_its_term() -> None:
 
 
 def test_it_is_refused_without_sides_and_its_weight_without_it() -> None:
-    with pytest.raises(ValueError, match=r"reads what the other sides earn: name them in trainer\.sides"):
+    with pytest.raises(ValueError, match=r"reads what the other sides earn: name them in train\.trainer\.sides"):
         trainer_options(estimator="advantage_alignment")
     with pytest.raises(ValueError, match=r"applies to advantage\.estimator 'advantage_alignment' only"):
         trainer_options(alignment_beta=2.0)

@@ -1,6 +1,6 @@
 """Owns: from which spread on a round's returns say what was better, by what those of this run did so far.
 
-- The smallest deviation that counts is a hundredth of the largest that was noted, by agent: worked by hand.
+- The smallest deviation that counts is a thousandth of the median of those noted, by agent: worked by hand.
 - A round whose runs differ by less moves nothing, in every unit of reward, whatever the estimator; one that differs by
   more is as it is without a history, bit for bit.
 - Collected episodes count; a checkpoint keeps it.
@@ -63,11 +63,34 @@ def test_the_smallest_deviation_that_counts_by_hand() -> None:
     assert spreads.least(["a"]) == 0.0
     spreads.note(["a", "a", "b", "b", "c"], np.array([0.0, 2.0, 5.0, 5.0, 1.0]))  # deviations 1, 0 and 0
     spreads.note(["a", "a", "a"], np.array([3.0, 3.5, np.nan]))
-    assert spreads.least(["a"]) == spreads.least(["a", "b"]) == pytest.approx(0.01)
+    # deviations 1 and 1/4, of which the upper one is the median
+    assert spreads.least(["a"]) == spreads.least(["a", "b"]) == pytest.approx(0.001)
     assert spreads.least(["b"]) == 0.0
     spreads.note(["b", "b"], np.array([0.0, 8.0]))  # 4
-    assert spreads.least(["b"]) == pytest.approx(0.04)
-    assert spreads.least(["a", "b"]) == pytest.approx(0.01)
+    assert spreads.least(["b"]) == pytest.approx(0.004)
+    assert spreads.least(["a", "b"]) == pytest.approx(0.001)
+    spreads.note(["a", "a"], np.array([1.0, 1.5]))  # 1/4 again: the median
+    assert spreads.least(["a"]) == pytest.approx(0.00025)
+    spreads.note(["a", "a"], np.array([1.0, 1.0 + 1e-9]))  # counts as the least that counts
+    assert sorted(spreads.to_state()["a"]) == pytest.approx([0.00025, 0.25, 0.25, 1.0])
+
+
+def test_one_run_that_earned_far_less_than_all_others_silences_no_later_round() -> None:
+    """-1000 among 48 runs is a deviation of 143."""
+    spreads = Spreads()
+    spreads.note(["a"] * 48, np.array([-1000.0, *[1.0] * 47]))
+    assert spreads.least(["a"]) == pytest.approx(0.143, rel=1e-2)
+    spreads.note(["a"] * 48, np.array([0.0] * 24 + [1.0] * 24))
+    spreads.note(["a"] * 48, np.array([0.0] * 12 + [1.0] * 36))
+    assert spreads.least(["a"]) == pytest.approx(0.0005)
+
+
+def test_a_history_of_another_size_wears_off() -> None:
+    spreads = Spreads()
+    spreads.note(["a"] * 2, np.array([0.0, 1e6]))
+    for _ in range(6):
+        spreads.note(["a"] * 2, np.array([0.0, 1.0]))
+    assert spreads.least(["a"]) < 0.5
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -77,18 +100,18 @@ def test_a_round_whose_runs_hardly_differ_moves_nothing_once_others_have_differe
 ) -> None:
     trainer = trainer_of(model_dir, **options)
     assert moved(trainer, [unit * (i % 2) for i in range(8)])[0] > 0
-    for seed, gap in enumerate((1e-9, 0.0099), start=1):  # a deviation of 1/2 was seen: 0.01 apart is a hundredth of it
+    for seed, gap in enumerate((1e-9, 0.00099), start=1):  # a deviation of 1/2 was seen: 0.001 apart is a thousandth
         assert moved(trainer, [unit * (1 - gap * (i % 2)) for i in range(8)], seed) == (0, 0.0)
-    assert moved(trainer, [unit * (1 - 0.0101 * (i % 2)) for i in range(8)], seed=3)[0] > 0
+    assert moved(trainer, [unit * (1 - 0.00101 * (i % 2)) for i in range(8)], seed=3)[0] > 0
 
 
 def test_a_group_that_hardly_differs_weighs_little_beside_others(model_dir: Path) -> None:
-    """Deviations of 1/2 and less; the sample deviation of 1 and 1 - 1e-9 is no unit beside a hundredth of that."""
+    """Deviations of 1/2 and less; the sample deviation of 1 and 1 - 1e-9 is no unit beside a thousandth of that."""
     trainer = trainer_of(model_dir, estimator="grpo")
     trainer.update(round_of(trainer, [0.0, 1.0] * 4))
     data = trainer._to_round(round_of(trainer, [0.0, 1.0, 1.0, 1.0 - 1e-9]), "on_policy")
     advantages = trainer.credit.estimate(data)[0].advantage_U
-    np.testing.assert_allclose(advantages, [-(0.5**0.5), 0.5**0.5, 1e-7, -1e-7], rtol=1e-3)
+    np.testing.assert_allclose(advantages, [-(0.5**0.5), 0.5**0.5, 5e-10 / 0.000501, -5e-10 / 0.000501], rtol=1e-3)
 
 
 def test_collected_episodes_tell_what_is_small(model_dir: Path) -> None:
@@ -105,9 +128,9 @@ def test_a_first_round_has_only_its_own_spread(model_dir: Path) -> None:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_round_of_ordinary_spread_is_as_it_is_without_a_history(model_dir: Path, options: dict[str, Any]) -> None:
     results = []
-    for largest in (0.0, 20.0):  # a hundredth of which is less than the deviation of the round to come
+    for largest in (0.0, 200.0):  # a thousandth of which is less than the deviation of the round to come
         trainer = trainer_of(model_dir, **options)
-        trainer.credit.spreads.load_state({"actor": largest} if largest else {})
+        trainer.credit.spreads.load_state({"actor": [largest]} if largest else {})
         results.append(moved(trainer, [0.0, 1.0, 1.0, 0.5, 0.0, 0.0, 1.0, 0.2]))
     assert results[0] == results[1]
     assert results[0][0] > 0

@@ -127,6 +127,28 @@ def test_where_fresh_runs_differ_by_less_than_counts_the_best_success_is_worth_o
     assert normal.advantage_U[4:].tolist() == pytest.approx([0.5, 1])
 
 
+def test_a_success_that_is_better_by_less_than_counts_is_worth_nothing() -> None:
+    _, normal = appended(whole_round(4, 2), [0.0] * 4, [0.999] * 4 + [1.0, 1.01], least=0.005)
+    assert normal.advantage_U[4:].tolist() == pytest.approx([0, 1])
+
+
+def test_with_a_discount_a_success_where_no_fresh_call_stands_is_held_against_its_agent() -> None:
+    """Fresh chains of one that earned 9 and 10; a success of 10 has a second call, where none of them stands."""
+    episodes = [SimpleNamespace(replayed=i == 2) for i in range(3)]
+    items = [SimpleNamespace(agent="a", decided=(0,)) for _ in range(4)]
+    estimate = Estimate(np.zeros(2), {"reward": np.zeros(2)})
+    plain, _ = append_successes(
+        *(estimate, estimate, SimpleNamespace(episodes=episodes, items=items, episode_A=(0, 1, 2, 2))),  # type: ignore[arg-type]
+        units=Units(SimpleNamespace(episodes=episodes, items=items, episode_A=(0, 1, 2, 2)), "action"),  # type: ignore[arg-type]
+        return_A=np.array([9.0, 10.0, 9.6, 10.0]),
+        place_A=[("a", 0), ("a", 0), ("a", 0), ("a", 1)],
+        reward="reward",
+        mode="none",
+        least_of=lambda _: 0.0,
+    )
+    assert plain.advantage_U[2:].tolist() == pytest.approx([0.1, 0.5])
+
+
 @pytest.mark.parametrize("mode", ["batch", "agent"])
 def test_with_a_discount_a_success_is_held_against_the_fresh_calls_at_its_place(mode: Normalization) -> None:
     """Chains of two at gamma 1/2; fresh runs earned 0 and 0.9, a success of before 1: its calls are 1/2 and 1 above

@@ -68,24 +68,33 @@ def test_one_failure_of_many_runs_moves_an_adapter_less_than_a_round_that_tells_
 )
 def test_passes_are_left_out_before_steps_are_shortened(right: float, epochs: int, steps: float, rate: float) -> None:
     advantages = [1 - right] * round(850 * right) + [-right] * round(850 * (1 - right))
-    worth = worth_of_round(advantages, 0.0, epochs=epochs)
-    assert (worth.steps, worth.rate) == (pytest.approx(steps), pytest.approx(rate))
+    extent = worth_of_round(advantages, 0.0, epochs=epochs)
+    assert (extent.steps, extent.rate) == (pytest.approx(steps), pytest.approx(rate))
+
+
+@pytest.mark.parametrize(("minibatch_actions", "steps"), [(2, 11), (16, 2), (64, 2)])
+def test_steps_that_are_rounded_up_are_so_much_shorter(model_dir: Path, minibatch_actions: int, steps: int) -> None:
+    """Of 24 runs 18 are right, so that the round is worth the root of 1 / 3 of its two passes of 9, 1 and 1 steps."""
+    figures = update(model_dir, 6, epochs=2, minibatch_actions=minibatch_actions)[0]
+    passes = {2: 9, 16: 1, 64: 1}[minibatch_actions]
+    assert figures["steps"] == steps
+    assert figures["lr"] * steps == pytest.approx(1e-3 * 2 * passes * math.sqrt(1 / 3))
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3])
 def test_a_round_that_is_worth_little_sees_every_better_action_once(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, epochs: int
 ) -> None:
-    seen: list[int] = []
+    learned_rows: list[int] = []
     moved_tokens = PreparedRound.moved_tokens
 
     def noting(prepared: PreparedRound, rows: list[int]) -> int:
-        seen.extend(rows)
+        learned_rows.extend(rows)
         return moved_tokens(prepared, rows)
 
     monkeypatch.setattr(PreparedRound, "moved_tokens", noting)
     figures = update(model_dir, 1, epochs=epochs)[0]
-    assert sorted(seen) == list(range(1, RUNS))
+    assert sorted(learned_rows) == list(range(1, RUNS))
     assert figures["steps"] == round((RUNS - 1) / 2)
 
 

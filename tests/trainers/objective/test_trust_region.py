@@ -14,6 +14,7 @@ import itertools
 import math
 import statistics
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,13 +118,15 @@ def test_who_does_not_act_takes_no_part_of_the_limit(model_dir: Path) -> None:
     torch.testing.assert_close(moved[0], moved[1])
 
 
-def parts(games: list[Trajectory], of_runs: range) -> list[Trajectory]:
-    """The runs, in which the actor acts, as far as the trainer is to know, in some only; these earned 1, others 0."""
+def parts(games: list[Trajectory], of_runs: range, won: Collection[int] | None = None) -> list[Trajectory]:
+    """The runs, in which the actor acts, as far as the trainer is to know, in some only. These earned 1, or those of
+    them that `won`; others 0."""
+    won = of_runs if won is None else won
     return [
         replace(
             game,
             actions=tuple(replace(a, trainable=a.node != AGENTS[1] or i in of_runs) for a in game.actions),
-            rewards=tuple(replace(reward, value=float(i in of_runs)) for reward in game.rewards),
+            rewards=tuple(replace(reward, value=float(i in won)) for reward in game.rewards),
         )
         for i, game in enumerate(games)
     ]
@@ -140,6 +143,14 @@ def test_an_agent_that_acts_in_the_better_runs_only_is_held_against_those_withou
     assert metrics["kl_target"] == pytest.approx(TARGET * math.log(3) / 3 / 2, rel=1e-5)
     assert metrics["step_share"] > 0
     assert metrics["adapter_moved"] > 0
+
+
+def test_runs_without_an_agent_do_not_inflate_what_its_own_calls_say(model_dir: Path) -> None:
+    """The actor acts in four of twelve runs, two of which went well: log 2 nats, trusted by 2 / 10."""
+    trainer = trainer_of(model_dir, kl_target=TARGET, estimator="rloo")
+    games = [replace(game, episode=replace(game.episode, task_id="t")) for game in games_of(trainer)]
+    metrics = trainer.update(parts(games, range(0, 12, 3), won=(0, 3)))["agents"][AGENTS[1]]
+    assert metrics["kl_target"] == pytest.approx(TARGET * math.log(2) / 5 / 2, rel=1e-5)
 
 
 def test_where_nothing_says_how_far_there_is_no_step_no_pass_and_a_warning(model_dir: Path) -> None:
