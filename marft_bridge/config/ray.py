@@ -45,7 +45,8 @@ class RayOptions(BaseModel):
     cpus_per_worker: float = Field(1.0, ge=0)
     """What Ray sets aside for a worker, its model server included."""
     gpus_per_worker: float = Field(0.0, ge=0)
-    """Likewise. 0 where the servers are in `endpoints` or run on CPUs; refused where a worker's would run on a card."""
+    """Likewise. 0 where the servers are in `endpoints` or run on CPUs; refused where several workers would start theirs
+    on cards."""
     working_dir: str | None = None
     """A folder that is sent to workers and learners, who work in it; what .gitignore names stays here. None: they
     change into the folder that the command runs in, which must be there under the same path."""

@@ -207,7 +207,7 @@ class ServeOptions(BaseModel):
     """Seconds after which a server hangs: calls wait, none is told anything for half of them, and then one token asked
     for does not come in the other half. At most half of collect.timeout_s."""
     attach: str | None = Field(default=None, pattern="^https?://")
-    """Address of a vLLM server that runs already; nothing is started then. With a key, https or this machine."""
+    """Address of a vLLM server that runs already; nothing is started then. With a key, https or loopback."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key of the server in `attach`."""
 

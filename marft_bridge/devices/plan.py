@@ -241,10 +241,14 @@ def _plan_somewhere(
     first_refusal: ServingError | None = None
     layouts: Iterable[_Layout] = _Layout if trainer is not None and len(machine.cards) > 1 else (_Layout.APART,)
     for layout, others_last in product(layouts, (True, False)):
-        try:
-            return _plan_layout(machine, needs, trainer, layout=layout, ordered=_by_size(machine, others_last))
-        except ServingError as refusal:
-            first_refusal = first_refusal or refusal
+        ordered = _by_size(machine, others_last)
+        # what is shared may be any card: the largest is not the emptiest where servers have cards by name
+        for start in range(len(ordered) if layout is _Layout.SHARED else 1):
+            shifted = ordered[start:] + ordered[:start]
+            try:
+                return _plan_layout(machine, needs, trainer, layout=layout, ordered=shifted)
+            except ServingError as refusal:
+                first_refusal = first_refusal or refusal
     assert first_refusal is not None
     raise first_refusal
 
@@ -359,12 +363,15 @@ def _choose_cards(
         # the learners': the last ones, unless servers leave others
         free = free[: max(1, len(free) - trainer.learners)]
     held = {} if trainer is None else dict.fromkeys(learner_cards, _beside(trainer))
-    chosen: list[tuple[tuple[int, ...], int]] = []
+    chosen: dict[int, tuple[tuple[int, ...], int]] = {}
     spare = list(free)
-    for need in needs:
+    # the largest model chooses first
+    by_weights = sorted(range(len(needs)), key=lambda i: -(0 if (shape := needs[i].shape) is None else shape.weights))
+    for position in by_weights:
+        need = needs[position]
         if need.options.devices is not None:
             split = need.options.tensor_parallel or len(need.options.devices)
-            chosen.append((need.options.devices, split))
+            chosen[position] = need.options.devices, split
         else:
             # with no card left for it, a server shares those of others
             pool = spare or free or [number for number in ordered if number not in of_servers] or ordered
@@ -379,18 +386,18 @@ def _choose_cards(
                     ],
                     otherwise="take a smaller base model, or more cards",
                 )
-            chosen.append((tuple(pool[:split]), split))
+            chosen[position] = tuple(pool[:split]), split
             spare = [number for number in spare if number not in pool[:split]]
-        _refuse_uneven(need, *chosen[-1])
+        _refuse_uneven(need, *chosen[position])
     if trainer is not None and not learner_cards:
-        taken = {number for devices, _ in chosen for number in devices}
+        taken = {number for devices, _ in chosen.values() for number in devices}
         # the emptiest: servers of other commands, which are not planned here, have the others
         emptiest = sorted(
             (number for number in range(len(machine.cards)) if number not in taken),
             key=lambda number: (-(machine.cards[number].free // _GIB), number),
         )
         learner_cards = _first_cards(machine, emptiest or ordered[:1], trainer)
-    return chosen, learner_cards
+    return [chosen[position] for position in range(len(needs))], learner_cards
 
 
 def _by_size(machine: Machine, others_last: bool) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from marft_bridge.common.errors import ConfigError
+from marft_bridge.devices.machine import read_machine
 from marft_bridge.training.learners import LearnerEnd
 from trainers.common.card_order import count_cards_as_driver
 
@@ -59,6 +60,7 @@ def follow_torchrun() -> None:
         TrainError: what stops a trainer, or the leader has ended.
     """
     count_cards_as_driver()  # as the leader does once it reads the machine; the imports below may look for a card
+    read_machine()  # it leaves out cards, and overrules another order, in this process too
     from trainers.learners.follower import follow
     from trainers.learners.group import join_torchrun_group, leave_group
 

@@ -183,3 +183,31 @@ def test_learners_for_which_too_few_cards_are_named_are_refused() -> None:
     with pytest.raises(ServingError, match=r"^train\.devices names 1 card for 2 learners, and each has one: "):
         plan_devices(machine, [], trainer)
     assert plan_devices(machine, [], replace(trainer, devices=(0, 2))).learners == (0, 2)
+
+
+def test_the_larger_of_two_models_has_the_larger_card_whichever_table_comes_first() -> None:
+    machine = machine_of(("L4", 24, 24), ("L40S", 48, 48), ("L4", 24, 24))
+    small, large = replace(SHAPE, weights=1_700_000_000), replace(SHAPE, weights=14_000_000_000)
+    trainer = TrainerNeed(resident=8 * GIB, peak=16 * GIB, takes_turns=True)
+    for shapes in ((small, large), (large, small)):
+        needs = [
+            EngineNeed(table, ServeOptions(), shape, context=8192)
+            for table, shape in zip(("serve", "models.b.serve"), shapes, strict=True)
+        ]
+        plan = plan_devices(machine, needs, trainer)
+        cards = {
+            need.shape: None if engine is None else engine.devices
+            for need, engine in zip(needs, plan.engines, strict=True)
+        }
+        assert cards[large] == (1,)
+        assert {cards[small], plan.learners} == {(0,), (2,)}
+
+
+def test_a_trainer_shares_whichever_card_has_room_beside_its_server() -> None:
+    machine = machine_of(("L4", 24, 23), ("L4", 24, 23))
+    trainer = TrainerNeed(resident=6 * GIB, peak=10 * GIB, takes_turns=True)
+    needs = [
+        EngineNeed(table, ServeOptions(devices=devices, gpu_memory_utilization=share), None)
+        for table, devices, share in (("serve", (0,), 0.9), ("models.b.serve", (1,), 0.4))
+    ]
+    assert plan_devices(machine, needs, trainer).learners == (1,)

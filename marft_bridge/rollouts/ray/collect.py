@@ -38,8 +38,6 @@ def refuse_unusable_config(config: BridgeConfig, option: str = _OPTION) -> None:
         ClusterError: nothing answers at `ray.address`.
     """
     refuse_unusable_cluster(config.ray, option)
-    if config.ray.address is None:  # this machine is the whole cluster
-        refuse_server_without_card(config.ray)
     if config.models and config.ray.endpoints:
         raise ConfigError("ray.endpoints are servers of one base model each; with [models] workers start their own")
     for name, model in config.models.items():
@@ -51,6 +49,8 @@ def refuse_unusable_config(config: BridgeConfig, option: str = _OPTION) -> None:
         raise ConfigError(f"serve.attach names one server for one machine; with {option} = ray {advice}")
     if config.serve.port is not None and not config.ray.endpoints:
         raise ConfigError(f"serve.port: several workers may run on one machine; leave it out with {option} = ray")
+    if config.ray.address is None:  # this machine is the whole cluster
+        refuse_server_without_card(config.ray)
 
 
 @contextmanager

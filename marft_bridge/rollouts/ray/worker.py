@@ -319,12 +319,12 @@ def _in_folder(folder: str | None) -> Iterator[None]:
 
 
 def refuse_server_without_card(options: RayOptions) -> None:
-    """Refuses workers that start a model server on cards, while Ray sets none aside for them: all would be on one.
+    """Refuses several workers that start a model server on cards, while Ray sets none aside: all would be on one.
 
     Raises:
         ConfigError: this machine's vLLM computes on cards, and `ray.gpus_per_worker` is 0.
     """
-    if options.gpus_per_worker or options.endpoints or vllm_runs_on_cpu():
+    if options.gpus_per_worker or options.endpoints or options.workers == 1 or vllm_runs_on_cpu():
         return
     raise ConfigError(
         "ray.gpus_per_worker is 0, but each worker starts a model server, whose vLLM is built for cards: all of them "

@@ -482,12 +482,13 @@ def test_what_cannot_work_on_a_cluster_is_refused_before_anything_starts(
     ("options", "on_cpu", "is_refused"),
     [
         ({}, False, True),
+        ({"workers": 1}, False, False),
         ({"gpus_per_worker": 1}, False, False),
         ({"gpus_per_worker": 0.5}, False, False),
         ({"endpoints": ["http://127.0.0.1:1"]}, False, False),  # whose cards are not ours to give
         ({}, True, False),
     ],
-    ids=["no cards", "a card", "half a card", "servers that run", "a CPU build"],
+    ids=["no cards", "one worker", "a card", "half a card", "servers that run", "a CPU build"],
 )
 def test_workers_do_not_start_servers_on_cards_that_nobody_set_aside(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], on_cpu: bool, is_refused: bool
