@@ -365,8 +365,10 @@ def _choose_cards(
     held = {} if trainer is None else dict.fromkeys(learner_cards, _beside(trainer))
     chosen: dict[int, tuple[tuple[int, ...], int]] = {}
     spare = list(free)
-    # the largest model chooses first
-    by_weights = sorted(range(len(needs)), key=lambda i: -(0 if (shape := needs[i].shape) is None else shape.weights))
+    # on unlike cards the largest model chooses first, on like ones the first table
+    is_alike = len({_usable(card) // _GIB for card in machine.cards}) == 1
+    weights = [0 if is_alike or need.shape is None else need.shape.weights for need in needs]
+    by_weights = sorted(range(len(needs)), key=lambda position: -weights[position])
     for position in by_weights:
         need = needs[position]
         if need.options.devices is not None:
