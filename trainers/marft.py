@@ -131,11 +131,14 @@ class MarftTrainer:
         """
         started = time.perf_counter()
         gated = self._gate(trajectories, {}, False)
-        self.credit.note_spreads(self._to_round(gated.kept, "imitation"))
-        gated = gated if self.options.uses_critic else Gated([], [])
-        data = self._read(gated.kept, "imitation")
-        data = data.only(lambda episode: not episode.truncated, "episode truncated, its return unknown")
-        data = data.also_dropped(gated.refused)
+        collected = self._to_round(gated.kept, "imitation")
+        self.credit.note_spreads(collected)
+        if self.options.uses_critic:
+            self.policies.memory.expect(collected.items)
+            data = collected.only(lambda episode: not episode.truncated, "episode truncated, its return unknown")
+            data = data.also_dropped(gated.refused)
+        else:
+            data = self._to_round([], "imitation")
         critic = self.credit.warm_up(data)
         fields = {"critic": critic, "actions": len(data.items)}
         return _result(data, fields, time.perf_counter() - started)

@@ -6,11 +6,9 @@ one card.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Collection, Mapping
 
-_TIMEOUT_S = 30.0  # a driver that has to start takes some seconds
-_COMMAND = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")
+from marft_bridge.devices.machine import ask_driver
 
 
 def visible_names(environment: Mapping[str, str]) -> list[str]:
@@ -22,11 +20,7 @@ def names_to_uuids(names: Collection[str]) -> frozenset[str]:
     """The UUIDs of cards of this machine, which the driver is asked for where there are any."""
     if not names:
         return frozenset()
-    try:
-        answer = subprocess.run(_COMMAND, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        answer = ""
-    return rows_to_uuids(answer, names)
+    return rows_to_uuids(ask_driver("index,uuid") or "", names)
 
 
 def rows_to_uuids(text: str, names: Collection[str]) -> frozenset[str]:

@@ -65,7 +65,7 @@ class _Row:
 
 def read_machine() -> Machine:
     """The cards of this machine. CUDA counts them as the driver does from here on, and those that are left out not."""
-    text = _ask_driver()
+    text = ask_driver(_QUERY)
     if text is None:
         return Machine()
     machine = rows_to_machine(text, os.environ)
@@ -191,8 +191,13 @@ def _pick_rows(rows: Sequence[_Row], names: Sequence[str]) -> list[_Row]:
     return picked
 
 
-def _ask_driver() -> str | None:
-    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+def ask_driver(query: str) -> str | None:
+    """What the driver tells of each card, a line each without units; None where there is none.
+
+    Args:
+        query: the fields, as `nvidia-smi --query-gpu` names them.
+    """
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -12,6 +12,8 @@ Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
 _Key = TypeVar("_Key", bound=Hashable)
 
+NO_SPREAD = 1e-12  # relative: what float64 leaves of equal numbers, discounted along different branches
+
 
 def rows_by_key(keys: Sequence[_Key]) -> dict[_Key, Rows]:
     """Each key, in order of first appearance, to the positions where it stands, ascending."""

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainers.advantages.arrays import Floats, rows_by_key
+from trainers.advantages.arrays import NO_SPREAD, Floats, rows_by_key
 from trainers.advantages.settings import Normalization
 
 BASELINE = "baseline"
 """The source that is no reward: the critic's values, or the baseline of a group."""
 
 EPSILON = 1e-6  # beside a deviation that is divided by; DeepSeekMath's and Dr. MAS's
-_NO_SPREAD = 1e-12  # relative: what float64 leaves of equal advantages
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,8 @@ def normalize_estimate(
     for rows in groups:
         advantages = estimate.advantage_U[rows]
         deviation = advantages.std()
-        earned_alike = return_U is not None and np.ptp(return_U[rows]) <= _NO_SPREAD * np.abs(return_U[rows]).max()
-        if deviation > _NO_SPREAD * np.abs(advantages).max() and not earned_alike:
+        earned_alike = return_U is not None and np.ptp(return_U[rows]) <= NO_SPREAD * np.abs(return_U[rows]).max()
+        if deviation > NO_SPREAD * np.abs(advantages).max() and not earned_alike:
             gain_U[rows] = 1.0 / (deviation + EPSILON)
 
     def scaled(part_U: Floats) -> Floats:

@@ -17,10 +17,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from trainers.advantages.arrays import Floats, Rows, rows_by_key
+from trainers.advantages.arrays import NO_SPREAD, Floats, Rows, rows_by_key
 from trainers.advantages.estimate import EPSILON
-
-NO_SPREAD = 1e-12  # relative: what float64 leaves of equal returns that were discounted along different branches
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from trainers.advantages.arrays import Floats, rows_by_key
+from trainers.advantages.arrays import NO_SPREAD, Floats, rows_by_key
 from trainers.advantages.estimator import BaselineEstimator
-from trainers.advantages.group_baselines import NO_SPREAD, Baseline
+from trainers.advantages.group_baselines import Baseline
 from trainers.batch import Round
 
 _NOT_KNOWN = np.nan

@@ -19,10 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from trainers.advantages.arrays import Floats, rows_by_key
+from trainers.advantages.arrays import NO_SPREAD, Floats, rows_by_key
 
 SMALLEST_SHARE = 0.001
-_ROUNDING = 1e-12  # relative: what float64 leaves of equal returns
 
 
 class Spreads:
@@ -35,7 +34,7 @@ class Spreads:
         """A round's returns; NaN where one is not known. One in which all earned the same says nothing."""
         for agent, rows in rows_by_key(agent_N).items():
             known_N = return_N[rows][~np.isnan(return_N[rows])]
-            if len(known_N) and known_N.std() > _ROUNDING * np.abs(known_N).max():
+            if len(known_N) and known_N.std() > NO_SPREAD * np.abs(known_N).max():
                 deviation = max(float(known_N.std()), self.least([agent]))
                 self._deviations.setdefault(agent, []).append(deviation)
 

@@ -17,13 +17,11 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 
 import numpy as np
 
-from trainers.advantages.arrays import Floats, Rows, rows_by_key
+from trainers.advantages.arrays import NO_SPREAD, Floats, Rows, rows_by_key
 from trainers.advantages.estimate import BASELINE, Estimate
 from trainers.advantages.settings import Normalization
 from trainers.batch import Round
 from trainers.credit.units import Units
-
-_ROUNDING = 1e-12  # relative; equal returns have a deviation of 1e-16 and less of them
 
 
 def append_successes(
@@ -65,10 +63,10 @@ def append_successes(
             mean_A[rows] = [mean_of.get(place_A[i], agent_mean) for i in np.flatnonzero(rows)]
             fresh_returns = fresh_returns - [mean_of[place_A[i]] for i in fresh_rows]
         least = least_of(set(agent_A[fresh_rows].tolist()))
-        least_A[rows] = np.maximum(least, _ROUNDING * np.abs(return_A[rows]))
+        least_A[rows] = np.maximum(least, NO_SPREAD * np.abs(return_A[rows]))
         if in_deviations or mode != "none":
             spread = float(fresh_returns.std()) if len(fresh_returns) else 0.0
-            least = max(_ROUNDING * np.abs(return_A[fresh_rows]).max(initial=0.0), least)
+            least = max(NO_SPREAD * np.abs(return_A[fresh_rows]).max(initial=0.0), least)
             deviation = spread if spread > least else 0.0
             excess = return_A[rows & replayed_A] - mean_A[rows & replayed_A]
             # where all fresh runs earned the same, the best success is worth 1

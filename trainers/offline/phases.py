@@ -26,8 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainers.advantages.arrays import Floats, range_of_most, rows_by_key
-from trainers.advantages.group_baselines import NO_SPREAD
+from trainers.advantages.arrays import NO_SPREAD, Floats, range_of_most, rows_by_key
 from trainers.advantages.returns import run_positions
 from trainers.batch import ActionItem, Round, forced_share
 from trainers.config import TrainerOptions

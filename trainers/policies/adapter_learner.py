@@ -44,12 +44,10 @@ class AdapterLearner:
         """AdamW without any memory of earlier steps."""
         return torch.optim.AdamW(self.parameters, lr=self.lr, weight_decay=self.options.experimental.weight_decay)
 
-    def set_rate(self, factor: float) -> float:
-        """Sets the learning rate to `factor` times the adapter's own; returns it."""
-        rate = self.lr * factor
+    def set_rate(self, factor: float) -> None:
+        """Sets the learning rate to `factor` times the adapter's own."""
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        return rate
+            group["lr"] = self.lr * factor
 
     def scale_rate(self, factor: float) -> float:
         """Multiplies the learning rate that is set; returns it."""
