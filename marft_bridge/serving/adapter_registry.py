@@ -17,7 +17,6 @@ import re
 import shutil
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -183,20 +182,20 @@ class AdapterRegistry:
         return self.get(node, version)
 
     def served_path(self, node: str, version: int) -> Path:
-        """The path under which a version is served: to its folder, through one that is named by the registered files.
+        """The path under which a version is served: its folder, by way of an empty one in it, named by its files.
 
         Other files under the same name have another path, so that neither we nor the server's cache of prefixes, which
         goes by name and path as they are written, take one for the other. It is no link, which a run folder may not
-        hold.
+        hold, and lies in the version's folder, so that beside a node's versions there is nothing else.
 
         Raises:
             ServingError: as `get`.
         """
         folder = Path(self.get(node, version).path).resolve()
         files = json.dumps(sorted(self.hashes(node, version).items())).encode()
-        waypoint = folder.parent / f"{version}-{hashlib.sha256(files).hexdigest()[:_FILES_DIGEST]}"
+        waypoint = folder / hashlib.sha256(files).hexdigest()[:_FILES_DIGEST]
         make_folder(waypoint)
-        return waypoint / ".." / folder.name
+        return waypoint / ".."
 
     def is_own_path(self, node: str, version: int, path: Path) -> bool:
         """Whether what is served from `path` was served as this version from this folder, by whichever run."""
@@ -207,9 +206,6 @@ class AdapterRegistry:
         folder = self._folder(node, version)
         (folder / _RECORD_FILE).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
-        for waypoint in folder.parent.glob(f"{version}-*"):
-            with suppress(OSError):  # not empty, so none of ours
-                waypoint.rmdir()
 
     def latest(self, node: str) -> AdapterRow | None:
         """The highest version of a node; None when it has none and runs on the base model."""

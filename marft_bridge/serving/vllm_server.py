@@ -242,7 +242,7 @@ class ModelServer:
         if self._base_layers is None and self._model_dir.is_dir():
             self._base_layers = model_layers(self._model_dir)
         served_modules = self._options.lora_target_modules
-        check_files(path, hashes)
+        check_files(path.resolve(), hashes)
         check_adapter_folder(path, self._adapter_root, served_modules, base=self._base_layers)
         # as it is written, not as it resolves: it tells which files they are, and the server's caches go by it
         self._client.load_adapter(name, path.absolute())

@@ -525,8 +525,18 @@ def test_adapters_are_taken_elsewhere_as_the_page_on_training_says(
 
 @pytest.mark.slow
 def test_credit_and_scoring_again_work_as_they_are_written(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
-    credit, by_forks = to_run("docs/credit.md")
+    credit, collect_voices, credit_of_voices, by_forks = to_run("docs/credit.md")
     assert run_here(credit) == 0, capsys.readouterr().err
+    carriers = Path("examples/zoo/carriers-voices.toml")
+    carriers.parent.mkdir(parents=True)
+    shipped = (ROOT / carriers).read_text()
+    with running(FakeVllm()) as server:
+        attached = re.sub(r"\[serve\][^[]*", f'[serve]\nattach = "{server.url}"\n', shipped)
+        carriers.write_text(attached.replace("smollm2-135m", str(lab.model)).replace("episodes = 128", "episodes = 8"))
+        assert run_here(collect_voices) == 0, capsys.readouterr().err
+        assert run_here(credit_of_voices) == 0, capsys.readouterr().err
+    told = capsys.readouterr().out
+    assert all(voice in told for voice in ("voice_a", "voice_b"))
     assert run_here([PROGRAM, "collect", "--run", "runs/mine"]) == 0
     assert run_here(by_forks) == 0, capsys.readouterr().err
     assert run_here([PROGRAM, "compare", "--tasks", "2"]) == 0

@@ -184,6 +184,7 @@ def cooperation_by_round(name: str, seed: int, beta: float | None = None) -> lis
         shown = SimpleNamespace(
             data=data,
             side_of=trainer.side_of,
+            least_deviation=0.0,
             returns_by_source=lambda *_, paid_back=flat_returns: {"payoff": paid_back},
             over_units=lambda part_A, gamma_token: part_A,
         )
