@@ -204,6 +204,8 @@ class RunFolder:
                 )
             os.truncate(handle, 0)  # the name of a command that was killed
             os.pwrite(handle, f"`marft-bridge {command}` (process {os.getpid()})".encode(), 0)
+            if name == "lock":
+                self.devices_note("").unlink(missing_ok=True)  # likewise
             yield
 
     def record_config(self, command: str, config: BridgeConfig) -> None:

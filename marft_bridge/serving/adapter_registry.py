@@ -123,6 +123,7 @@ class AdapterRegistry:
                 os.fsync(handle)  # before the record that says that they are whole
             finally:
                 os.close(handle)
+        make_folder(_waypoint(folder, hashes))
         for unsynced_folder in (folder, folder.parent, self.root, self.root.parent):
             sync(unsynced_folder)
         content = record | {_CONFIG_SHA256: hashes.get(CONFIG_FILE)}
@@ -192,9 +193,8 @@ class AdapterRegistry:
             ServingError: as `get`.
         """
         folder = Path(self.get(node, version).path).resolve()
-        files = json.dumps(sorted(self.hashes(node, version).items())).encode()
-        waypoint = folder / hashlib.sha256(files).hexdigest()[:_FILES_DIGEST]
-        make_folder(waypoint)
+        waypoint = _waypoint(folder, self.hashes(node, version))
+        make_folder(waypoint)  # in what an earlier release registered, or another machine, there is none
         return waypoint / ".."
 
     def is_own_path(self, node: str, version: int, path: Path) -> bool:
@@ -221,6 +221,12 @@ class AdapterRegistry:
         if version < 0:
             raise ServingError(f"node {node!r} has no adapter v{version}: versions count from 0")
         return self.root / safe_node_name(node) / str(version)
+
+
+def _waypoint(folder: Path, hashes: Mapping[str, str]) -> Path:
+    """The empty folder in a version's that is named by the registered files, see `AdapterRegistry.served_path`."""
+    files = json.dumps(sorted(hashes.items())).encode()
+    return folder / hashlib.sha256(files).hexdigest()[:_FILES_DIGEST]
 
 
 def publish(server: ModelServer, registry: AdapterRegistry, node: str, version: int) -> str:

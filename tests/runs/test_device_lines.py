@@ -65,7 +65,7 @@ def test_collect_and_train_tell_their_devices_while_they_run(tmp_path: Path, mon
         assert read_devices(folder) == {}
 
 
-def test_of_a_command_that_was_killed_nothing_is_told(folder: RunFolder) -> None:
+def test_of_a_command_that_was_killed_nothing_is_told_and_the_next_one_leaves_no_file_of_it(folder: RunFolder) -> None:
     argv = [sys.executable, "-c", KILLED, str(folder.path)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -74,6 +74,10 @@ def test_of_a_command_that_was_killed_nothing_is_told(folder: RunFolder) -> None
         process.send_signal(signal.SIGKILL)
     assert folder.devices_note("").exists(), "it left its file"
     assert read_devices(folder) == {}
+    with folder.lock_for("serve", name="serve.lock"):
+        assert folder.devices_note("").exists(), "it may be of a command that runs beside this one"
+    with folder.lock_for("compare"):
+        assert not folder.devices_note("").exists()
 
 
 def test_a_file_of_that_name_which_is_none_of_ours_is_left_out(folder: RunFolder) -> None:

@@ -366,7 +366,9 @@ def test_a_version_that_is_served_keeps_its_run_folder_one_to_work_in_and_leaves
     folder = registered(registry, "planner", 1)
     publish(server, registry, "planner", 1)
     assert registry.versions("planner") == [1]
-    assert {file.name for file in folder.iterdir()} == {*registry.files("planner", 1)}
+    assert list(folder.parent.iterdir()) == [folder]  # beside a node's versions there is nothing else
+    (waypoint,) = (path for path in folder.iterdir() if path.name not in registry.files("planner", 1))
+    assert list(waypoint.iterdir()) == []
     RunFolder(registry.root.parent).refuse_unsafe()
     registry.delete("planner", 1)
     assert list(folder.parent.iterdir()) == []

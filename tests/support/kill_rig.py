@@ -593,6 +593,8 @@ def refuse_difference(expected: dict[str, Any], actual: dict[str, Any]) -> None:
     """Raises AssertionError that shows how two stories differ."""
     differing = [name for name in sorted(expected.keys() | actual.keys()) if expected.get(name) != actual.get(name)]
     shown = [f"{name}: {expected.get(name)!r:.600} is now {actual.get(name)!r:.600}" for name in differing[:6]]
+    if "files" in differing:  # a long list, whose beginning is alike
+        shown.append(f"files that one alone has: {sorted({*expected['files']} ^ {*actual['files']})}")
     assert not differing, f"{len(differing)} differ from the run that was left alone: {differing}\n" + "\n".join(shown)
 
 
