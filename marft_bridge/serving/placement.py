@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from marft_bridge.common.errors import ConfigError, ServingError
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.serve import PlacedServeOptions, ServeOptions, argument_to_flag
+from marft_bridge.devices.card_memory import EngineNeed, TrainerNeed
 from marft_bridge.devices.machine import Machine, ask_torch, has_driver, read_machine
-from marft_bridge.devices.plan import DevicePlan, EngineNeed, EnginePlan, TrainerNeed, plan_devices
+from marft_bridge.devices.plan import DevicePlan, EnginePlan, plan_devices
 from marft_bridge.serving.base_models import BaseModelSpec, directory_of, prepare_directory
 from marft_bridge.serving.model_config import context_length, read_model_config
 from marft_bridge.serving.vllm_arguments import vllm_runs_on_cpu
