@@ -63,8 +63,8 @@ class TreeGrpo(BaselineEstimator):
 def _agent_turns(data: Round) -> list[tuple[str, int]]:
     """What calls are compared by: agent and turn; [A].
 
-    Without the links of D that `returns.run_positions` counts besides: by these a call would stand alone whose agent had
-    its turn a link later in the other runs.
+    Without the links of D that `returns.run_positions` counts besides: by these a call would stand alone whose agent
+    had its turn a link later in the other runs.
     """
     return [(item.agent, item.turn) for item in data.items]
 
