@@ -85,6 +85,7 @@ def ask_torch() -> Machine:
     try:
         answer = subprocess.run(
             [sys.executable, "-c", _TORCH_PROGRAM],
+            env=os.environ,
             capture_output=True,
             text=True,
             timeout=_TORCH_TIMEOUT_S,
