@@ -6,7 +6,7 @@ does not import vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -15,6 +15,7 @@ from marft_bridge.common.addresses import refuse_server_address
 
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, as vLLM has them
 CPU_MODEL_LEN = 4096  # on a CPU: tokens of one call at most, unless max_model_len says more
+_APP_LOGPROBS = 20  # top_logprobs of a call at most, by OpenAI's interface; vLLM allows as many unless it is told
 
 # Arguments of vLLM that are set here, and what sets them. A training run relies on those without an option.
 _TRAINING = "training relies on its value"
@@ -80,7 +81,6 @@ OWN_ARGUMENTS = {
     "-r": _PROCESSES,
     "--master-addr": _PROCESSES,
     "--master-port": _PROCESSES,
-    "--distributed-executor-backend": _WORKER,
     "--worker-cls": _WORKER,
     "--worker-extension-cls": _WORKER,
     "--gpu-memory-utilization": "set serve.gpu_memory_utilization",
@@ -105,7 +105,6 @@ OWN_ARGUMENTS = {
     "--max-cpu-loras": _TRAINING,
     "--served-model-name": _TRAINING,
     "--logprobs-mode": _TRAINING,
-    "--max-logprobs": _TRAINING,
     "--logits-processors": "log-probs are those of the model alone: sampling is set in [sampling]",
     "--weight-transfer-config": "the base model stays as it is, and adapters are loaded from the run folder",
     "--tokens-only": "the server is asked by chats",
@@ -117,6 +116,29 @@ OWN_ARGUMENTS = {
     "--enable-sleep-mode": "the server sleeps where it shares its card with the trainer",
     "--middleware": "it is how the server asks for its key",
 }
+
+
+def _backend_to_fault(value: str) -> str | None:
+    """mp: the workers are processes of this machine, as vLLM has them for several cards anyway."""
+    if value == "mp":
+        return None
+    return "only mp may be set: one machine runs the server, and its processes follow from serve.devices"
+
+
+def _logprobs_to_fault(value: str) -> str | None:
+    """vLLM refuses a call that asks for more; to allow more costs nothing until a call asks."""
+    if value == "-1" or (value.isdecimal() and int(value) >= _APP_LOGPROBS):
+        return None
+    return (
+        f"a call of the app may ask for {_APP_LOGPROBS} tokens a position: set {_APP_LOGPROBS} or more, or -1 for all"
+    )
+
+
+# Arguments of vLLM that may be set to some values: the value -> what is wrong with it.
+_BOUNDED_ARGUMENTS: dict[str, Callable[[str], str | None]] = {
+    "--distributed-executor-backend": _backend_to_fault,
+    "--max-logprobs": _logprobs_to_fault,
+}
 _OTHER_WHOLE_NAMES = ("-dc",)  # of vLLM's, which a name of ours begins with
 
 
@@ -126,6 +148,12 @@ def argument_to_flag(argument: str) -> str | None:
         return None
     name = argument.partition("=")[0].partition(".")[0]
     return name.replace("_", "-") if name.startswith("--") else name
+
+
+def argument_to_value(arguments: Sequence[str], position: int) -> str:
+    """The value of the argument at a position: behind its `=`, or the next text; empty where there is none."""
+    _, is_one_word, value = arguments[position].partition("=")
+    return value if is_one_word else "".join(arguments[position + 1 : position + 2])
 
 
 def own_flag(flag: str, own_flags: Collection[str]) -> str | None:
@@ -236,6 +264,10 @@ class ServeOptions(BaseModel):
                 raise ValueError(f"{argument!r} is two texts: give the argument and its value one by one")
             if flag is not None and (own := own_flag(flag, OWN_ARGUMENTS)) is not None:
                 raise ValueError(f"{argument!r} is not yours to set ({own}): {OWN_ARGUMENTS[own]}")
+            if flag is not None and (bounded := own_flag(flag, _BOUNDED_ARGUMENTS)) is not None:
+                value = argument_to_value(extra_args, position)
+                if (fault := _BOUNDED_ARGUMENTS[bounded](value)) is not None:
+                    raise ValueError(f"{bounded} is {value!r}, and {fault}")
         return extra_args
 
     @model_validator(mode="after")

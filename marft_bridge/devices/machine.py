@@ -17,10 +17,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from trainers.common.card_order import DRIVER_ORDER, ORDER_VARIABLE, count_cards_as_driver
+
 _QUERY = "index,uuid,name,memory.total,memory.free,mig.mode.current"
 _TIMEOUT_S = 30.0  # a driver that has to start takes some seconds
 _TORCH_TIMEOUT_S = 120.0  # from a cold disk
-_ORDER, _BY_SLOT = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"  # as the driver counts; CUDA alone counts the fastest card first
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _PART = "MIG-"  # so begins the name of a part of a card
 _TORCH_PROGRAM = """\
@@ -66,11 +67,9 @@ class _Row:
 def read_machine() -> Machine:
     """The cards of this machine. CUDA counts them as the driver does from here on, and those that are left out not."""
     text = ask_driver(_QUERY)
-    if text is None:
-        return Machine()
-    machine = rows_to_machine(text, os.environ)
-    os.environ[_ORDER] = _BY_SLOT
-    if machine.cards and len(machine.cards) < len(_visible_rows(text, os.environ)):
+    machine = Machine() if text is None else rows_to_machine(text, os.environ)
+    count_cards_as_driver(overrule=True)
+    if text is not None and machine.cards and len(machine.cards) < len(_visible_rows(text, os.environ)):
         os.environ[_VISIBLE] = ",".join(card.visible_name for card in machine.cards)
     return with_host_memory(machine)
 
@@ -82,11 +81,11 @@ def ask_torch() -> Machine:
     """
     if not has_driver():
         return Machine()
-    environment = os.environ | {_ORDER: _BY_SLOT}
+    count_cards_as_driver(overrule=True)
     try:
         answer = subprocess.run(
             [sys.executable, "-c", _TORCH_PROGRAM],
-            env=environment,
+            env=os.environ,
             capture_output=True,
             text=True,
             timeout=_TORCH_TIMEOUT_S,
@@ -95,7 +94,6 @@ def ask_torch() -> Machine:
         rows = json.loads(answer.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return Machine()
-    os.environ[_ORDER] = _BY_SLOT
     names = _visible_names(os.environ) or [str(number) for number in range(len(rows))]
     cards = tuple(
         Card(name, total, free, visible_name=visible_name)
@@ -130,14 +128,14 @@ def rows_to_machine(text: str, environment: Mapping[str, str]) -> Machine:
     """
     rows = _visible_rows(text, environment)
     notes = [f"card {row.index} of nvidia-smi is left out: {row.fault}" for row in rows if row.card is None]
-    if (order := environment.get(_ORDER, _BY_SLOT)) != _BY_SLOT:
-        notes.insert(0, f"cards are counted as nvidia-smi does, and not by {_ORDER} = {order}")
+    if (order := environment.get(ORDER_VARIABLE, DRIVER_ORDER)) != DRIVER_ORDER:
+        notes.insert(0, f"cards are counted as nvidia-smi does, and not by {ORDER_VARIABLE} = {order}")
     return Machine(tuple(row.card for row in rows if row.card is not None), notes=tuple(notes))
 
 
 def visible_to_environment(visible_names: Sequence[str]) -> dict[str, str]:
     """What a process that may use these cards only has in its environment; nothing for no names."""
-    return {_VISIBLE: ",".join(visible_names), _ORDER: _BY_SLOT} if visible_names else {}
+    return {_VISIBLE: ",".join(visible_names), ORDER_VARIABLE: DRIVER_ORDER} if visible_names else {}
 
 
 def _visible_names(environment: Mapping[str, str]) -> list[str] | None:

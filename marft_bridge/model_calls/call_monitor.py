@@ -6,12 +6,13 @@ pass through unchanged. Whether a silence is too long is for the caller to judge
 
 from __future__ import annotations
 
-import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 
 import httpx
+
+from marft_bridge.common.certificates import trusted_authorities
 
 
 class CallsUnderWay:
@@ -93,7 +94,7 @@ class WatchedTransport(httpx.HTTPTransport):
     """A transport that counts a client's calls."""
 
     def __init__(self, calls: CallsUnderWay, limits: httpx.Limits) -> None:
-        super().__init__(limits=limits, trust_env=False)
+        super().__init__(limits=limits, trust_env=False, verify=trusted_authorities())
         self._calls = calls
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -110,10 +111,10 @@ class WatchedTransport(httpx.HTTPTransport):
 
 
 class AsyncWatchedTransport(httpx.AsyncHTTPTransport):
-    """A transport that counts an asynchronous client's calls. `verify` as httpx has it."""
+    """A transport that counts an asynchronous client's calls."""
 
-    def __init__(self, calls: CallsUnderWay, limits: httpx.Limits, *, verify: ssl.SSLContext | bool = True) -> None:
-        super().__init__(limits=limits, trust_env=False, verify=verify)
+    def __init__(self, calls: CallsUnderWay, limits: httpx.Limits) -> None:
+        super().__init__(limits=limits, trust_env=False, verify=trusted_authorities())
         self._calls = calls
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
+from marft_bridge.common.certificates import trusted_authorities
 from marft_bridge.common.errors import GraphError
 from marft_bridge.rewards.contract import Absent, ModelAddress
 from trace_store.json_text import read_json
@@ -132,7 +133,7 @@ def judge_client(timeout_s: float) -> httpx.AsyncClient:
 
     # Idle connections are closed before vLLM closes them, after 5 s: a request that is sent while it does would fail.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=2.0)
-    return httpx.AsyncClient(timeout=timeout_s, trust_env=False, limits=limits)
+    return httpx.AsyncClient(timeout=timeout_s, trust_env=False, verify=trusted_authorities(), limits=limits)
 
 
 def json_objects(text: str) -> list[dict[str, Any]]:

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 
 from marft_bridge.common.errors import ConfigError, ServingError
 from marft_bridge.config.bridge import BridgeConfig
-from marft_bridge.config.serve import PlacedServeOptions, ServeOptions, argument_to_flag
+from marft_bridge.config.serve import PlacedServeOptions, ServeOptions, argument_to_flag, argument_to_value
+from marft_bridge.devices.card_memory import EngineNeed, TrainerNeed
 from marft_bridge.devices.machine import Machine, ask_torch, has_driver, read_machine
-from marft_bridge.devices.plan import DevicePlan, EngineNeed, EnginePlan, TrainerNeed, plan_devices
+from marft_bridge.devices.plan import DevicePlan, EnginePlan, plan_devices
 from marft_bridge.serving.base_models import BaseModelSpec, directory_of, prepare_directory
 from marft_bridge.serving.model_config import context_length, read_model_config
 from marft_bridge.serving.vllm_arguments import vllm_runs_on_cpu
@@ -246,9 +247,8 @@ def quantization_of(arguments: Sequence[str]) -> str | None:
         flag = argument_to_flag(argument)
         if flag is None or not (flag.startswith("-q") or (len(flag) > 2 and "--quantization".startswith(flag))):
             continue
-        _, is_one_word, value = argument.partition("=")
         if flag.startswith("-q") and len(flag) > 2:
             method = argument.removeprefix("-q").removeprefix("=")
         else:
-            method = value if is_one_word else "".join(arguments[position + 1 : position + 2])
+            method = argument_to_value(arguments, position)
     return method

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from marft_bridge.common.certificates import trusted_authorities
 from marft_bridge.common.errors import ServingError
 from marft_bridge.serving.key_guard import SLEEP_PATH, WAKE_PATH
 from trace_store.json_text import read_json
@@ -29,7 +30,7 @@ class EngineClient:
         url: base address without `/v1`.
         api_key: bearer token; None for a server without one.
 
-    Raises ServingError for an address that is none.
+    Raises ServingError for an address that is none, ConfigError for certificates that cannot be read.
     """
 
     def __init__(self, url: str, api_key: str | None, timeout_s: float = 120.0) -> None:
@@ -37,7 +38,9 @@ class EngineClient:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # trust_env=False: a proxy from the environment must not see the key or the traffic to this machine.
         try:
-            self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=False)
+            self._http = httpx.Client(
+                base_url=url, headers=headers, timeout=timeout_s, trust_env=False, verify=trusted_authorities()
+            )
         except httpx.InvalidURL as error:
             raise ServingError(f"model server {url}: no address ({error})") from error
 

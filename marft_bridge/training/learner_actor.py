@@ -57,7 +57,7 @@ class LearnerActor:
     """
 
     def __init__(self, folder: str | None) -> None:
-        count_cards_as_driver()  # as the command does, by whose plan a card is named
+        count_cards_as_driver()  # as the command, whose plan names a card; Ray numbers cards by this environment
         self._folder, self._host = folder, ""
         self._store: Any = None  # torch's, once this is connected
 

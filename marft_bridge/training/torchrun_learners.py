@@ -10,7 +10,6 @@ import os
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.devices.machine import read_machine
 from marft_bridge.training.learners import LearnerEnd
-from trainers.common.card_order import count_cards_as_driver
 
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
@@ -59,8 +58,8 @@ def follow_torchrun() -> None:
     Raises:
         TrainError: what stops a trainer, or the leader has ended.
     """
-    count_cards_as_driver()  # as the leader does once it reads the machine; the imports below may look for a card
-    read_machine()  # it leaves out cards, and overrules another order, in this process too
+    # as the leader: it has CUDA count as the driver does, and leaves out cards, before the imports below look for one
+    read_machine()
     from trainers.learners.follower import follow
     from trainers.learners.group import join_torchrun_group, leave_group
 

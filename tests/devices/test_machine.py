@@ -9,9 +9,11 @@ import os
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 
 from marft_bridge.devices import machine as machine_module
 from marft_bridge.devices.machine import Machine, ask_torch, read_machine, rows_to_machine, visible_to_environment
+from trainers.common.card_order import card_order, count_cards_as_driver
 
 MIB = 2**20
 # as `nvidia-smi --query-gpu=index,uuid,name,memory.total,memory.free,mig.mode.current --format=csv,noheader,nounits`
@@ -173,6 +175,21 @@ def test_the_driver_is_asked_for_what_is_read(tmp_path: Path, monkeypatch: pytes
     assert read_machine() == Machine()
 
 
-def test_a_machine_without_a_driver_has_no_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_a_machine_without_a_driver_has_no_card_and_torch_is_to_count_as_a_driver_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", os.environ | {"PATH": str(tmp_path), "CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
     assert read_machine() == Machine()
+    assert card_order() == "PCI_BUS_ID"
+
+
+def test_where_ray_numbers_the_cards_its_order_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    count_cards_as_driver()
+    assert card_order() == "FASTEST_FIRST"
+
+
+def test_one_module_knows_how_the_order_is_set() -> None:
+    sources = [path for package in ("marft_bridge", "trainers") for path in (ROOT / package).rglob("*.py")]
+    naming = [path.name for path in sources if '"CUDA_DEVICE_ORDER"' in path.read_text()]
+    assert naming == ["card_order.py"]

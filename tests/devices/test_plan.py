@@ -16,8 +16,9 @@ import pytest
 
 from marft_bridge.common.errors import ServingError
 from marft_bridge.config.serve import ServeOptions
+from marft_bridge.devices.card_memory import CONTEXT, EngineNeed, TrainerNeed
 from marft_bridge.devices.machine import Card, Machine
-from marft_bridge.devices.plan import CONTEXT, EngineNeed, EnginePlan, TrainerNeed, plan_devices
+from marft_bridge.devices.plan import EnginePlan, plan_devices
 from trainers.checks.memory_plan import LayerShape, ModelShape
 
 GIB = 2**30

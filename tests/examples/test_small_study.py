@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from examples.study.small import ceiling, games
+from examples.study.small import ceiling, games, model
 from examples.study.small.games import GAMES, to_trajectory
-from examples.study.small.model import END, FAMILIES, MAX_TOKENS, WORDS, Draw, make_batch, words_to_ids
+from examples.study.small.model import END, FAMILIES, MAX_TOKENS, WORDS, Draw, _supervisor, make_batch, words_to_ids
 from examples.study.small.run import COMMON, CONDITIONS, merged, to_table
 from trace_store.records import Action
 from trainers import TrainerOptions
@@ -96,6 +98,25 @@ def test_a_clean_transcript_says_the_sum_and_nothing_else() -> None:
         if text[0] == "[reasoner]":
             assert answer == [*text[1:4], "=", str(int(text[1]) + int(text[3])), "<end>"]
     assert ids.tolist() != make_batch(Draw(0), 64)[0].tolist()
+
+
+def test_of_clean_transcripts_those_of_the_supervisor_s_team_are_noisy_all_the_same() -> None:
+    draw = Draw(0)
+    draw.clean = True
+    calls = [transcript for transcript in (_supervisor(draw) for _ in range(200)) if transcript[0][0] == "[specialist]"]
+    assert {prompt[2] == answer[1] for prompt, answer in calls} == {True, False}  # copied as it was asked, or not
+
+
+def test_a_number_is_one_token() -> None:
+    assert [len(words_to_ids([str(number)])) for number in (-9, 0, 42, 81)] == [1, 1, 1, 1]
+
+
+def test_the_model_s_folder_is_named_by_the_file_that_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+    monkeypatch.setattr(model, "pretrain", made.append)
+    folder = model.ensure_model(tmp_path)
+    assert made == [folder]
+    assert folder.name == f"study-model-{sha256(Path(model.__file__).read_bytes()).hexdigest()[:12]}"
 
 
 def test_the_writer_at_the_ceiling_earns_by_its_last_number() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.school_rig import school_in
 
+from marft_bridge.common.files import held_file
 from marft_bridge.runs.device_lines import LIVE, SERVE, announced_devices, read_devices
 from marft_bridge.runs.run_folder import RunFolder
 
@@ -23,13 +24,6 @@ with announced_devices(RunFolder(Path(sys.argv[1])), ["devices: of the dead"]):
     print("there", flush=True)
     time.sleep(600)
 """
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    made = RunFolder(tmp_path / "run")
-    made.create()
-    return made
 
 
 def test_each_command_that_runs_tells_its_own_devices_and_takes_them_back_at_its_end(folder: RunFolder) -> None:
@@ -80,7 +74,14 @@ def test_of_a_command_that_was_killed_nothing_is_told_and_the_next_one_leaves_no
         assert not folder.devices_note("").exists()
 
 
-def test_a_file_of_that_name_which_is_none_of_ours_is_left_out(folder: RunFolder) -> None:
-    folder.devices_note("").write_text('{"a": 1}')
-    folder.devices_note(SERVE).symlink_to(folder.devices_note(""))
-    assert read_devices(folder) == {}
+@pytest.mark.parametrize("content", ['{"a": 1}', "1", '"devices"', "[]", "not JSON", ""])
+def test_a_held_file_of_that_name_whose_content_is_none_of_ours_is_left_out(folder: RunFolder, content: str) -> None:
+    """Its holder lives, so that only what it holds tells."""
+    with held_file(folder.devices_note(SERVE), content), announced_devices(folder, ["server: 0"]):
+        assert read_devices(folder) == {"": ["server: 0"]}
+
+
+def test_a_link_to_a_note_is_no_note(folder: RunFolder) -> None:
+    with announced_devices(folder, ["server: 0"]):
+        folder.devices_note(SERVE).symlink_to(folder.devices_note(""))
+        assert read_devices(folder) == {"": ["server: 0"]}

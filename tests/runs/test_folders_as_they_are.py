@@ -60,13 +60,6 @@ def at_most(seconds: int) -> Iterator[None]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    made = RunFolder(tmp_path / "run")
-    made.create()
-    return made
-
-
-@pytest.fixture
 def precious(tmp_path: Path) -> Path:
     """A file outside that nobody may change."""
     path = tmp_path / "precious"

@@ -14,13 +14,6 @@ from marft_bridge.runs.run_folder import RunFolder, read_metrics
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    made = RunFolder(tmp_path / "run")
-    made.create()
-    return made
-
-
-@pytest.fixture
 def config(folder: RunFolder) -> BridgeConfig:
     return toml_to_config(ROOT / "examples/math_duo/bridge.toml", {"run": str(folder.path)})
 

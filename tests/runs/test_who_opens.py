@@ -250,16 +250,14 @@ def test_the_store_is_free_while_the_trainer_works_and_then_says_what_it_learned
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
-    """A run folder with an empty store, and the five spans of an episode in its journal."""
-    made = RunFolder(tmp_path / "run")
-    made.create()
-    TraceStore.open(made.store).close()
-    journal = Journal(made.journal)
+def folder(folder: RunFolder) -> RunFolder:
+    """Here with an empty store, and the five spans of an episode in its journal."""
+    TraceStore.open(folder.store).close()
+    journal = Journal(folder.journal)
     for span in chain().spans():
         journal.append(span)
     journal.close()
-    return made
+    return folder
 
 
 @pytest.fixture

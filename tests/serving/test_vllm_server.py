@@ -175,10 +175,10 @@ def test_an_argument_that_is_set_here_is_refused_however_it_is_written() -> None
         ("-dpl", "serve.devices and serve.tensor_parallel"),
         ("--data-parallel-size-local", "serve.devices and serve.tensor_parallel"),
         ("--nnodes", "serve.devices"),
-        ("--distributed-executor-backend", "the plan of this machine"),
+        ("--worker-cls", "the plan of this machine"),
         ("--num-gpu-blocks-override", "serve.kv_cache_gib"),
         ("--logits-processors", "[sampling]"),
-        ("--max-logprobs", "training relies on its value"),
+        ("--logprobs-mode", "training relies on its value"),
         ("--tokens-only", "the server is asked by chats"),
         ("--weight-transfer-config", "adapters are loaded from the run folder"),
     ],
@@ -188,6 +188,39 @@ def test_what_would_choose_cards_or_processes_behind_the_plan_or_change_what_is_
 ) -> None:
     with pytest.raises(ValidationError, match=rf"'{argument}' is not yours to set .*{re.escape(instead)}"):
         ServeOptions(extra_args=("--quantization", "fp8", argument, "2"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--distributed-executor-backend", "mp"), None),
+        (("--distributed_executor_backend=mp",), None),
+        (("--max-logprobs", "20"), None),
+        (("--max_logprobs=64",), None),
+        (("--max-logprobs", "-1"), None),
+        (
+            ("--distributed-executor-backend", "ray"),
+            "--distributed-executor-backend is 'ray', and only mp may be set: one",
+        ),
+        (("--distributed-exec=mine.Executor",), "--distributed-executor-backend is 'mine.Executor', and only mp may"),
+        (
+            ("--max-logprobs", "19"),
+            "--max-logprobs is '19', and a call of the app may ask for 20 tokens a position: set 20",
+        ),
+        (("--max-logp=0",), "--max-logprobs is '0', and "),  # a beginning counts as the name
+        (("--max-logprobs", "64", "--max-logprobs", "5"), "--max-logprobs is '5', and "),  # vLLM takes the last one
+        (("--max-logprobs",), "--max-logprobs is '', and "),
+    ],
+)
+def test_of_an_argument_that_harms_by_its_value_the_values_that_do_not_reach_vllm(
+    arguments: tuple[str, ...], problem: str | None
+) -> None:
+    if problem is not None:
+        with pytest.raises(ValidationError, match=re.escape(problem)):
+            ServeOptions(extra_args=arguments)
+        return
+    argv = server_argv(ServeOptions(extra_args=arguments), Path("model"), 1, cpu=False)
+    assert argv[-len(arguments) :] == [*arguments]
 
 
 @pytest.mark.parametrize(
@@ -226,7 +259,7 @@ def test_vllm_itself_knows_every_argument_and_no_other_name_of_one_gets_through(
             for name in group:
                 with pytest.raises(ValidationError, match="is not yours to set"):
                     ServeOptions(extra_args=(name,))
-        else:
+        elif not set(group) & {"--distributed-executor-backend", "--max-logprobs"}:  # these go by their value
             for name in group:  # the user's to set, though one of ours may begin with it
                 ServeOptions(extra_args=(name,))
     written = {name[:size] for name in known for size in range(2, len(name))} - known - {"--"}

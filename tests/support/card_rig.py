@@ -108,5 +108,6 @@ def place(
 
 
 SAVING = {"train.trainer.system.activation_checkpointing": True}
+SIDE_BY_SIDE = {"train.max_staleness": 1, "train.trainer.importance.mismatch": "truncate", "serve.max_loras": 6}
 FOUR_BIT = {"train.trainer.system.load_in_4bit": True}
 FOUR_BIT_SERVER = {"serve.extra_args": ["--quantization", "bitsandbytes", "--load-format", "bitsandbytes"]}

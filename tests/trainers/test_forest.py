@@ -24,7 +24,7 @@ from support.trainer_options import trainer_options
 
 from trace_store.records import Reward, Trajectory
 from trainers.advantages.estimator import EstimatorInput, estimators
-from trainers.advantages.returns import returns_by_source
+from trainers.advantages.returns import returns_by_source, run_positions
 from trainers.advantages.settings import EstimatorSettings
 from trainers.advantages.siblings import siblings_A
 from trainers.batch import Round, trajectories_to_round
@@ -141,6 +141,15 @@ def test_tree_grpo_mixes_the_branches_beside_with_the_other_trees_by_hand() -> N
     assert found["f0.2"] == pytest.approx(0 - (0.75 + 0.25) / 2)
     # the other tree of c has three branches at these calls, each a third: 0.5
     assert found["c.3"] == pytest.approx(0.25 - 0.5)
+
+
+def test_tree_grpo_compares_a_turn_of_an_agent_however_many_calls_led_to_it() -> None:
+    short, long = run("e", [("plan", 1), ("act", 2)], 1.0), run("c", [("plan", 1), ("plan", 3), ("act", 2)], 0.25)
+    data = to_round(short, long)
+    positions = dict(zip(ids(data), run_positions(data), strict=True))
+    assert positions["e.1"] != positions["c.2"]  # `act` came third in one run, so that a discount would differ
+    advantage = dict(zip(ids(data), advantages(data, "tree_grpo"), strict=True))
+    assert (advantage["e.1"], advantage["c.2"]) == (0.75, -0.75)
 
 
 @pytest.mark.parametrize("estimator", ["tree_grpo", "c3", "at_grpo", "rloo", "grpo", "dr_mas", "mars2", "hrpo"])

@@ -37,8 +37,8 @@ class TreeGrpo(BaselineEstimator):
 
     def groups(self, data: Round) -> list[Hashable]:
         """Task, agent and turn, in whatever tree."""
-        places = _places(data)
-        return [(data.episodes[e].task_id, *place) for e, place in zip(data.episode_A, places, strict=True)]
+        turn_A = _agent_turns(data)
+        return [(data.episodes[e].task_id, *turn) for e, turn in zip(data.episode_A, turn_A, strict=True)]
 
     def samples(self, data: Round) -> Sequence[Hashable]:
         """Each call: branches of one tree are compared as well."""
@@ -60,7 +60,12 @@ class TreeGrpo(BaselineEstimator):
         return Baseline(baseline_A, differs_A.astype(np.float64))
 
 
-def _places(data: Round) -> list[tuple[str, int]]:
+def _agent_turns(data: Round) -> list[tuple[str, int]]:
+    """What calls are compared by: agent and turn; [A].
+
+    Without the links of D that `returns.run_positions` counts besides: by these a call would stand alone whose agent
+    had its turn a link later in the other runs.
+    """
     return [(item.agent, item.turn) for item in data.items]
 
 
@@ -69,11 +74,11 @@ def _beside(returns_A: Floats, weight_A: Floats, data: Round) -> Floats:
     beside_A = np.full(len(returns_A), _NOT_KNOWN)
     if data.forest is None:
         return beside_A
-    # every call that lies in a branch of a fork point, with that branch, by fork point and place
+    # every call that lies in a branch of a fork point, with that branch, by fork point, agent and turn
     lying: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
-    for row, (path, place) in enumerate(zip(data.forest.path_A, _places(data), strict=True)):
+    for row, (path, turn) in enumerate(zip(data.forest.path_A, _agent_turns(data), strict=True)):
         for point, branch in path:
-            lying[point, place].append((row, branch))
+            lying[point, turn].append((row, branch))
     for (point, _), members in lying.items():  # type: ignore[misc]
         rows = np.array([row for row, _ in members], dtype=np.intp)
         means = _means_of_others(returns_A[rows], weight_A[rows], [branch for _, branch in members])

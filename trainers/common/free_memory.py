@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _NO_LIMIT = 2**60  # version 1 writes a number near 2^63 where there is no limit
 _LARGE = 2**20  # bytes of a block that gets pages of its own
 _MMAP_THRESHOLD = -3  # glibc's number for it
 _THRESHOLD_VARIABLE = "MALLOC_MMAP_THRESHOLD_"
-_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_V2 = ("memory.max", "memory.current", "inactive_file")
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
+_V2 = ("memory.max", "memory.current", ("active_file", "inactive_file"))
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -70,7 +71,7 @@ def _available(root: Path) -> Iterator[int]:
 
 def _rooms(root: Path) -> Iterator[int]:
     """What each control group that this process is in, and each above it, leaves; those without a limit say nothing."""
-    mounted = root / "sys/fs/cgroup"
+    mounted, watermark = root / "sys/fs/cgroup", _low_watermark(root)
     for line in _lines(root / "proc/self/cgroup"):
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
@@ -82,18 +83,26 @@ def _rooms(root: Path) -> Iterator[int]:
         folder = top / path.strip().lstrip("/")
         # in a container the path may be that of the host, of which only the top is seen here
         for group in (folder, *folder.parents):
-            yield from _room(group, *names)
+            yield from _room(group, *names, watermark=watermark)
             if group == top:
                 break
 
 
-def _room(group: Path, limit: str, usage: str, reclaimable: str) -> Iterator[int]:
+def _room(group: Path, limit: str, usage: str, file_pages: Sequence[str], *, watermark: int) -> Iterator[int]:
     allowed, used = (_number(group / name) for name in (limit, usage))
     if allowed is None or used is None or allowed >= _NO_LIMIT:
         return
-    # pages of files that nobody has touched for a while are given back before anybody is killed
-    cached = [int(line.split()[1]) for line in _lines(group / "memory.stat") if line.startswith(f"{reclaimable} ")]
-    yield max(0, allowed - used + sum(cached))
+    # Pages of files are given back before anybody is killed, those in use too. Some of them stay, or the machine would
+    # only read them again: as many as the kernel leaves out of MemAvailable, and at most half.
+    counts = (line.split() for line in _lines(group / "memory.stat"))
+    cached = sum(int(words[1]) for words in counts if len(words) == 2 and words[0] in file_pages)
+    yield max(0, allowed - used + cached - min(cached // 2, watermark))
+
+
+def _low_watermark(root: Path) -> int:
+    """Bytes below which the kernel starts to take pages back; 0 where it does not tell."""
+    lines = (line.split() for line in _lines(root / "proc/zoneinfo"))
+    return _PAGE * sum(int(words[1]) for words in lines if len(words) == 2 and words[0] == "low")
 
 
 def _number(path: Path) -> int | None:

@@ -4,7 +4,8 @@ It is what an instruct model is to a task that it half knows: it can do the sum,
 it was told. Training by reward then has something to find. So it reads clean transcripts first, until it knows its
 sums, and noisy ones after them. Made once from a seed, in some minutes of one core; loaded in less than a second.
 
-Invariant: the same code makes the same transcripts; the folder's name carries the digest of this file and of `games`.
+Invariant: the same code makes the same transcripts; the folder's name carries the digest of this file, which has all
+that makes them.
 """
 
 # ruff: noqa: N806 (shape suffixes)
@@ -67,7 +68,7 @@ _STEPS, _CLEAN_STEPS, _BATCH, _RATE = 2400, 1500, 64, 3e-3
 
 
 def words_to_ids(words: Sequence[str]) -> list[int]:
-    """Words of the vocabulary to token ids; a number is a token for each digit."""
+    """Words of the vocabulary to token ids, one each; a number is one word, however many digits it has."""
     return [ID[word] for word in words]
 
 
@@ -85,7 +86,10 @@ def ids_to_numbers(ids: Sequence[int]) -> list[int]:
 
 
 class Draw(random.Random):
-    """Chance, and whether what is written is clean: every number right, and nothing said around it."""
+    """Chance, and whether what is written is clean: no sum of a player is wrong, and nothing is said around an answer.
+
+    What router, supervisor and specialist choose, copy and report is noisy all the same.
+    """
 
     clean = False
 

@@ -254,6 +254,22 @@ def machine(root: Path, files: dict[str, str]) -> Path:
 
 
 MEMINFO = "MemTotal:       8388608 kB\nMemFree:         102400 kB\nMemAvailable:   4194304 kB\n"
+# of 4 GiB 2 are taken, and 1 of these is pages of files
+HALF_CACHED = {
+    "proc/self/cgroup": "0::/\n",
+    "sys/fs/cgroup/memory.max": f"{4 * GIB}\n",
+    "sys/fs/cgroup/memory.current": f"{2 * GIB}\n",
+    "sys/fs/cgroup/memory.stat": f"active_file {GIB // 2}\ninactive_file {GIB // 2}\n",
+}
+
+
+def zoneinfo(*low_bytes: int) -> str:
+    """Zones with these low watermarks, as the kernel prints them."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    return "".join(
+        f"Node 0, zone Normal\n  pages free     9999\n        low      {size // page}\n        high     99999\n"
+        for size in low_bytes
+    )
 
 
 @pytest.mark.parametrize(
@@ -262,7 +278,7 @@ MEMINFO = "MemTotal:       8388608 kB\nMemFree:         102400 kB\nMemAvailable:
         ({}, None),
         ({"proc/meminfo": MEMINFO}, 4 * GIB),
         ({"proc/meminfo": "MemTotal: 8388608 kB\n"}, None),
-        (  # version 2: the group's own limit is "max", that of the one above is not; untouched file pages count as free
+        (  # version 2: the group's own limit is "max", that of the one above is not; pages of files count as free
             {
                 "proc/meminfo": MEMINFO,
                 "proc/self/cgroup": "0::/user/job\n",
@@ -270,9 +286,9 @@ MEMINFO = "MemTotal:       8388608 kB\nMemFree:         102400 kB\nMemAvailable:
                 "sys/fs/cgroup/user/job/memory.current": f"{GIB}\n",
                 "sys/fs/cgroup/user/memory.max": f"{3 * GIB}\n",
                 "sys/fs/cgroup/user/memory.current": f"{2 * GIB}\n",
-                "sys/fs/cgroup/user/memory.stat": f"anon 5\ninactive_file {GIB // 2}\n",
+                "sys/fs/cgroup/user/memory.stat": f"anon 5\ninactive_file {GIB // 2}\nactive_file {GIB // 4}\n",
             },
-            GIB + GIB // 2,
+            GIB + GIB // 2 + GIB // 4,
         ),
         (  # version 1, in a container: the path is the host's, and the container's own group is the top
             {
@@ -280,9 +296,18 @@ MEMINFO = "MemTotal:       8388608 kB\nMemFree:         102400 kB\nMemAvailable:
                 "proc/self/cgroup": "5:cpu,cpuacct:/docker/x\n4:memory:/docker/x\n0::/\n",
                 "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2 * GIB}\n",
                 "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{GIB}\n",
-                "sys/fs/cgroup/memory/memory.stat": f"total_inactive_file {GIB // 4}\ninactive_file 1\n",
+                "sys/fs/cgroup/memory/memory.stat": "active_file 1\ninactive_file 1\n"
+                f"total_active_file {GIB // 8}\ntotal_inactive_file {GIB // 4}\n",
             },
-            GIB + GIB // 4,
+            GIB + GIB // 4 + GIB // 8,
+        ),
+        (  # what the kernel keeps of them is not free: the low watermarks of the zones, 1 / 8 GiB
+            {**HALF_CACHED, "proc/zoneinfo": zoneinfo(GIB // 16, GIB // 16)},
+            2 * GIB + GIB - GIB // 8,
+        ),
+        (  # at most half of them
+            {**HALF_CACHED, "proc/zoneinfo": zoneinfo(GIB, 3 * GIB)},
+            2 * GIB + GIB // 2,
         ),
         (  # version 1 without a limit, and no other word
             {
@@ -301,7 +326,17 @@ MEMINFO = "MemTotal:       8388608 kB\nMemFree:         102400 kB\nMemAvailable:
             0,
         ),
     ],
-    ids=["nothing", "machine", "old kernel", "version 2", "version 1", "no limit", "over the limit"],
+    ids=[
+        "nothing",
+        "machine",
+        "old kernel",
+        "version 2",
+        "version 1",
+        "less what stays",
+        "at most half stays",
+        "no limit",
+        "over the limit",
+    ],
 )
 def test_free_is_the_least_that_the_machine_and_its_groups_leave(
     tmp_path: Path, files: dict[str, str], free: int | None
