@@ -828,7 +828,7 @@ def replay(
     run_folder: RunOrStore = None,
     episodes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[EPISODE]...", help="First digits of ids, also without RUN; without any, all episodes."),
+        typer.Argument(metavar="[EPISODE]...", help="First digits of ids; without any, all."),
     ] = None,
     app_name: Annotated[str | None, typer.Option("--app", help="The app, as graph.app names it.")] = None,
     config: Config = None,

@@ -65,9 +65,9 @@ def chat_to_difference(tokenizer: Any, chat: Mapping[str, Any]) -> dict[str, Any
     recorded_ids: list[int] = chat["ids"]
     if _encode(tokenizer, text) == recorded_ids:
         return None
-    for messages in _other_forms(chat["messages"]):
+    for form in _other_forms(chat):
         with suppress(Exception):
-            if _encode(tokenizer, _render(tokenizer, messages, chat)) == recorded_ids:
+            if _encode(tokenizer, _render(tokenizer, form["messages"], form)) == recorded_ids:
                 return None
     return _first_difference(tokenizer, chat, text)
 
@@ -97,21 +97,29 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def _other_forms(messages: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The same messages in the other forms in which a server may give them to a template; which one it was is not
-    recorded.
+def _other_forms(chat: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The same call in the other forms in which a server may give it to a template; which one it was is not recorded.
 
-    A template that reads contents as lists of parts gets them so; a message that only calls tools may have none.
+    A template that reads contents as lists of parts gets those of all but tools so; a message that only calls tools may
+    have none; a tool has all fields that a server knows.
     """
 
     def to_form(message: Mapping[str, Any], *, as_parts: bool, may_lack: bool) -> dict[str, Any]:
-        content = message["content"]
+        content, parts = message["content"], as_parts and message["role"] != "tool"
         if may_lack and not content and message.get("tool_calls"):
-            return {**message, "content": None}
-        return {**message, "content": [{"type": "text", "text": content}] if as_parts else content}
+            return {**message, "content": [] if parts else None}
+        return {**message, "content": [{"type": "text", "text": content}] if parts else content}
 
-    for as_parts, may_lack in list(product((False, True), repeat=2))[1:]:
-        yield [to_form(message, as_parts=as_parts, may_lack=may_lack) for message in messages]
+    def to_server_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+        function = tool["function"]
+        known_fields = {name: function.get(name) for name in ("name", "description", "parameters")}
+        return {"type": "function", "function": {**known_fields, **function}}
+
+    for as_parts, may_lack in product((False, True), repeat=2):
+        messages = [to_form(message, as_parts=as_parts, may_lack=may_lack) for message in chat["messages"]]
+        yield {**chat, "messages": messages}
+        if chat["tools"]:
+            yield {**chat, "messages": messages, "tools": [to_server_tool(tool) for tool in chat["tools"]]}
 
 
 def _first_difference(tokenizer: Any, chat: Mapping[str, Any], text: str) -> dict[str, Any]:
