@@ -170,7 +170,14 @@ class PromptModels:
             "options": rest.get("chat_template_kwargs") or {},
             "ids": compared.ids,
             "started_s": call.started_ns / 1e9,
+            "is_joined": any(_count_texts(message) > 1 for message in call.prompt),
         }
+
+
+def _count_texts(message: Any) -> int:
+    """The texts of a message's content."""
+    parts = message.get("parts") if isinstance(message, Mapping) else None
+    return sum(isinstance(part, Mapping) and part.get("type") == "text" for part in parts or ())
 
 
 def _recorded_part(part: str, node: str, lineage: Mapping[str, str]) -> str | None:

@@ -69,6 +69,8 @@ def chat_to_difference(tokenizer: Any, chat: Mapping[str, Any]) -> dict[str, Any
         with suppress(Exception):
             if _encode(tokenizer, _render(tokenizer, form["messages"], form)) == recorded_ids:
                 return None
+    if chat["is_joined"]:
+        return {"refused": "a content of several texts, which a server may join otherwise"}
     return _first_difference(tokenizer, chat, text)
 
 

@@ -282,7 +282,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def difference(tokenizer: Any, text: str, *messages: dict[str, Any], **more: Any) -> Any:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    chat = {"messages": messages, "tools": [], "options": {}, "ids": ids, "started_s": 1e9, **more}
+    chat = {"messages": messages, "tools": [], "options": {}, "ids": ids, "started_s": 1e9, "is_joined": False, **more}
     return chat_to_difference(tokenizer, chat)
 
 
@@ -341,6 +341,13 @@ def test_contents_that_a_server_gave_as_parts_or_left_out_are_no_difference(
 def test_what_the_template_refuses_is_no_difference(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('no') }}")
     assert difference(tokenizer, "", USER) == {"refused": "the chat template refuses its messages"}
+
+
+def test_several_texts_that_a_server_may_join_otherwise_are_no_difference(tokenizer: Any) -> None:
+    joined = USER | {"content": "add\ntwo"}
+    assert difference(tokenizer, chatml(joined), joined, is_joined=True) is None
+    assert "refused" in difference(tokenizer, chatml(USER), joined, is_joined=True)
+    assert difference(tokenizer, chatml(USER), joined)["message"] == 0
 
 
 def test_a_server_that_renders_by_arguments_of_its_own_is_known_by_its_nodes() -> None:
