@@ -197,7 +197,7 @@ def test_an_episode_alone_is_one_of_the_run_that_other_commands_find(
     code, out, _ = run(capsys, first[:12], second[:12])
     assert (code, len(out.splitlines())) == (0, 3)
     code, _, errors = run(capsys, "ffff0000")
-    assert (code, errors) == (2, "error: replay: no episode begins with 'ffff0000'; `traces list` names them\n")
+    assert (code, errors) == (2, "marft-bridge: replay: no episode begins with 'ffff0000'; `traces list` names them\n")
 
 
 def test_a_run_alone_and_a_run_with_episodes_are_what_they_were_also_where_its_name_has_the_digits_of_an_episode(
@@ -576,7 +576,7 @@ def test_a_journal_that_nobody_took_in_is_read_once_for_all_replays_of_a_process
     tmp_path: Path, readings: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = tmp_path / "traces.duckdb"
-    episode_ids = record_turns(store, 2, threads=3)
+    episode_ids = record_turns(store, 1, threads=3)
     (segment,) = journal_of(store).glob("*.segment")
     size = segment.stat().st_size
     readings.clear()  # of `ids`
