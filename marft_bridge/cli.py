@@ -827,7 +827,8 @@ def ingest(
 def replay(
     run_folder: RunOrStore = None,
     episodes: Annotated[
-        list[str] | None, typer.Argument(metavar="[EPISODE]...", help="First digits of their ids; without any, all.")
+        list[str] | None,
+        typer.Argument(metavar="[EPISODE]...", help="First digits of ids; without any, all."),
     ] = None,
     app_name: Annotated[str | None, typer.Option("--app", help="The app, as graph.app names it.")] = None,
     config: Config = None,
@@ -848,15 +849,15 @@ def replay(
 
     Their recorded answers stand in for the models. The exit code is 1 when one does not come out the same.
     """
-    from marft_bridge.replay.command import flags_to_app
+    from marft_bridge.replay.command import choice_to_models, flags_to_app, words_to_choice
     from marft_bridge.replay.command import replay as run_replay
     from marft_bridge.replay.replayed_run import ReplayOptions
 
     options = ReplayOptions(tools, freeze_time=freeze_time, seed=seed, allow_connections=connect)
-    choice = RunChoice("replay", run_folder, config=config, run=run)
-    replayed_app, console = flags_to_app(app_name, choice), Console(highlight=False)
-    path = choice.to_folder()
-    if not run_replay(path, episodes or (), replayed_app, options, as_json=as_json, console=console):
+    choice, prefixes = words_to_choice(run_folder, episodes or (), config, run=run)
+    replayed_app, models = flags_to_app(app_name, choice), choice_to_models(choice)
+    path, console = choice.to_folder(), Console(highlight=False)
+    if not run_replay(path, prefixes, replayed_app, options, models=models, as_json=as_json, console=console):
         raise typer.Exit(1)
 
 

@@ -127,7 +127,7 @@ TEACHER_ERROR = "marft.teacher.error"  # class of the error that it failed with
 
 # Ours: what a replay needs of a request, an answer or a tool's result and the conventions have no place for.
 # Absent: nothing.
-REQUEST_REST = "marft.request.rest"  # JSON object: tool_choice and response_format, those that the request has
+REQUEST_REST = "marft.request.rest"  # JSON object: tool_choice, response_format and chat_template_kwargs, those it has
 ANSWER_REST = "marft.answer.rest"  # JSON object: what the message has beside its parts, see recording.span_attributes
 # JSON list of `module:qualname`: the class of an error that is none of Python's own, and those above it.
 ERROR_CLASSES = "marft.error.classes"

@@ -109,6 +109,8 @@ class TraceStore:
                 if needs_journal:
                     journal = closing.enter_context(UnreadJournal(path)) if unread is None else unread
                     schema_name = journal.attach(con, has_store=has_store)
+                elif unread is not None:
+                    unread.close()  # what it holds was taken in or erased since, and nobody would look at it again
                 if not has_store and path.exists():
                     continue  # made meanwhile: it may have taken in what was to be read
                 on_error.pop_all()

@@ -21,8 +21,9 @@ class TreeOptions(BaseModel):
     """Part of the forks' tokens that goes to forks of stored runs which did better than their task usually does, of
     `collect` and of earlier rounds, from a call on before which there are others. They teach their own calls only."""
     go_on_from: Literal["all", "best"] = "all"
-    """all: calls of whole runs, drawn without a look at the round itself. best: AT-GRPO's walk, from the first call of
-    a run to the next call of whichever run beneath it earned most, and so on; its forks teach their own calls only."""
+    """all: calls of whole runs, and of no fork, drawn without a look at the round itself. best: AT-GRPO's walk, from
+    the first call of a run to the next call of whichever run beneath it earned most, and so on; its forks teach their
+    own calls only."""
 
     @model_validator(mode="after")
     def _check_stored_runs_have_siblings(self) -> TreeOptions:

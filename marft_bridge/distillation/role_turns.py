@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from marft_bridge.common.errors import GraphError
+from marft_bridge.ingest.recorded_chats import UnusableChatError, span_to_answer
 from marft_bridge.recording.redaction import REDACTED
 from marft_bridge.replay.recorded_run import RecordedRun, RecordedTool, spans_to_run
-from marft_bridge.training.recorded_chats import UnusableChatError, span_to_answer
 from trace_store.records import SpanRow
 
 _BLOCK = re.compile(r"<([^<>\n]+)>\n(?:(.*?)\n)??</\1>(?:\n|\Z)", re.DOTALL)

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from marft_bridge.ingest.recorded_chats import UnusableChatError
 from marft_bridge.move_plan.drawn_calls import DrawnCall
 from marft_bridge.serving.model_config import context_length
-from marft_bridge.training.recorded_chats import UnusableChatError
 from marft_bridge.training.retokenise import ChatTokenizer, span_to_ids
 from trainers.batch import ActionItem
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from marft_bridge.ingest.recorded_chats import UnusableChatError, span_to_answer
 from marft_bridge.move_plan.drawn_calls import DrawnCall
-from marft_bridge.training.recorded_chats import UnusableChatError, span_to_answer
 
 
 def count_tool_calls(calls: Sequence[DrawnCall]) -> dict[str, tuple[int, int]]:

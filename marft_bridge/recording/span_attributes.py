@@ -70,10 +70,13 @@ def request_to_attributes(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _request_to_rest(parameters: Mapping[str, Any]) -> str | None:
-    """What else a request says of its answer, as JSON; None where it says nothing, or JSON has no form for it."""
+    """What else a request says of its answer and prompt, as JSON; None where it says nothing, or JSON has no form."""
+    extra_body = parameters.get("extra_body")
     parts = {
         "tool_choice": parameters.get("tool_choice"),
         "response_format": _response_format_to_json(parameters.get("response_format")),
+        # what a model server lets an app say to its chat template, so that it makes another prompt
+        "chat_template_kwargs": extra_body.get("chat_template_kwargs") if isinstance(extra_body, Mapping) else None,
     }
     rest = {name: part for name, part in parts.items() if part is not None}
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ from marft_bridge.recording.recorder import LIVE
 from marft_bridge.replay.earlier_runs import EarlierRunError, load_with_earlier, replay_earlier
 from marft_bridge.replay.episodes import EARLIER, Ways, load_run, path_to_store
 from marft_bridge.replay.private_memory import PrivateMemory
+from marft_bridge.replay.prompt_ids import PromptModels, config_to_models, path_to_models
 from marft_bridge.replay.recorded_models import RecordedChat
 from marft_bridge.replay.recorded_run import RecordedRun
 from marft_bridge.replay.replayed_run import Replayed, ReplayOptions, replay_run
@@ -34,8 +36,10 @@ from marft_bridge.rollouts.run_settings import RunSettings, load_run_settings
 from marft_bridge.runs.run_choice import RunChoice
 from marft_bridge.traces.episode_prefix import prefix_to_episode
 from marft_bridge.traces.store_reader import open_for_reading
+from trace_store.journal import is_recorded
 from trace_store.store import TraceStore
 
+_DIGITS = re.compile("[0-9a-f]{1,32}")  # of an episode's id
 # The episodes that are named, or all; and whether one is a fork of an app's own run.
 _CHOSEN = """
 SELECT episode_id, task_id, fork_action IS NOT NULL AND (split = $1 OR from_checkpoint IS NOT NULL) FROM episodes
@@ -87,10 +91,11 @@ class Outcome:
 
     @property
     def fault(self) -> str | None:
-        """Why it is not the same, as a later run of its thread says it; None where it is."""
+        """Why no later run of its thread can be replayed; None where one can."""
         if self.replayed is None:
             return f"could not be replayed: {self.reason}"
-        return None if self.is_same else f"did not come out the same: {self.replayed.divergence}"
+        divergence = self.replayed.divergence
+        return None if divergence is None or divergence.is_of_tokens else f"did not come out the same: {divergence}"
 
     def to_line(self) -> str:
         """One line for people."""
@@ -99,7 +104,8 @@ class Outcome:
             return f"{place}: not replayed: {self.reason}"
         if self.replayed.divergence is not None:
             return f"{place}: diverged: {self.replayed.divergence}"
-        counted = f"{self.replayed.call_count} calls in {self.replayed.seconds:.2f} s of the app's run"
+        to_the_token = f", {count} prompts to the token," if (count := self.replayed.prompts_compared) else ""
+        counted = f"{self.replayed.call_count} calls{to_the_token} in {self.replayed.seconds:.2f} s of the app's run"
         note = "" if self.replayed.note is None else f" ({self.replayed.note})"
         return f"{place}: same, {counted}, recorded in {self.replayed.recorded_seconds:.2f} s{note}"
 
@@ -112,6 +118,7 @@ class Outcome:
         divergence = self.replayed.divergence
         return parts | {
             "calls": self.replayed.call_count,
+            "prompts_compared": self.replayed.prompts_compared,
             "seconds": self.replayed.seconds,
             "recorded_seconds": self.replayed.recorded_seconds,
             "note": self.replayed.note,
@@ -133,21 +140,54 @@ def flags_to_app(app: str | None, choice: RunChoice) -> ReplayedApp:
     return ReplayedApp(graph.app, graph.task_to_input, load_run_settings(graph.context, graph.config))
 
 
-def replay_episodes(path: Path, prefixes: Sequence[str], app: ReplayedApp, options: ReplayOptions) -> Iterator[Outcome]:
+def words_to_choice(
+    word: Path | None, episodes: Sequence[str], config: Path | None, run: str | None
+) -> tuple[RunChoice, list[str]]:
+    """What stands behind the command, RUN and episodes, or episodes alone -> the run, and the episodes.
+
+    A first word that nothing here is called is an episode where it has the digits of one.
+    """
+    if word is not None and _DIGITS.fullmatch(str(word)) and not word.exists() and not is_recorded(word):
+        return RunChoice("replay", None, config=config, run=run), [str(word), *episodes]
+    return RunChoice("replay", word, config=config, run=run), list(episodes)
+
+
+def choice_to_models(choice: RunChoice) -> PromptModels | None:
+    """The base models that the run notes, or those of `--config`; None where it names none. Raises ConfigError."""
+    if choice.config is None:
+        return path_to_models(choice.to_folder())
+    return config_to_models(choice.to_config().model_dump(mode="json"))
+
+
+def replay_episodes(
+    path: Path,
+    prefixes: Sequence[str],
+    app: ReplayedApp,
+    options: ReplayOptions,
+    models: PromptModels | None = None,
+) -> Iterator[Outcome]:
     """Replays the episodes that are named, or all, in the order in which they ran.
 
     They share one store of LangGraph's, and those of one thread its checkpoints: an earlier run of a thread is replayed
-    before a later one, also where it is not named.
+    before a later one, also where it is not named. `models`: that rendered the prompts, see `replay_run`.
     """
     with open_for_reading(path_to_store(path)) as store, asyncio.Runner() as runner, app.open_graph(runner) as graph:
-        yield from _Replays(store, graph, app, options=options, runner=runner).replay(prefixes)
+        yield from _Replays(store, graph, app, options=options, models=models, runner=runner).replay(prefixes)
 
 
 class _Replays:
     def __init__(
-        self, store: TraceStore, graph: Any, app: ReplayedApp, *, options: ReplayOptions, runner: asyncio.Runner
+        self,
+        store: TraceStore,
+        graph: Any,
+        app: ReplayedApp,
+        *,
+        options: ReplayOptions,
+        models: PromptModels | None,
+        runner: asyncio.Runner,
     ) -> None:
         self._store, self._graph, self._app, self._options, self._runner = store, graph, app, options, runner
+        self._models = models
         self._ways = Ways(store)
         self._memory = PrivateMemory()  # its stores are those of all threads
         self._threads: dict[str, ReplayedThread] = {}  # by the first run; while a run of it is to come
@@ -221,16 +261,31 @@ class _Replays:
 
     def _replay_run(self, run: RecordedRun, thread: ReplayedThread, task_id: str) -> Outcome:
         start = self._app.run_to_start(run)
-        replayed = replay_run(self._graph, run, thread=thread, options=self._options, runner=self._runner, **start)
+        replayed = replay_run(
+            self._graph,
+            run,
+            thread=thread,
+            options=self._options,
+            runner=self._runner,
+            models=self._models,
+            **start,
+        )
         return Outcome(run.episode_id, task_id, replayed)
 
 
 def replay(
-    path: Path, prefixes: Sequence[str], app: ReplayedApp, options: ReplayOptions, *, as_json: bool, console: Console
+    path: Path,
+    prefixes: Sequence[str],
+    app: ReplayedApp,
+    options: ReplayOptions,
+    models: PromptModels | None = None,
+    *,
+    as_json: bool,
+    console: Console,
 ) -> bool:
     """Replays and prints; whether all came out the same."""
     outcomes = []
-    for outcome in replay_episodes(path, prefixes, app, options=options):
+    for outcome in replay_episodes(path, prefixes, app, options=options, models=models):
         outcomes.append(outcome)
         if not as_json:
             print_line(console, outcome.to_line())

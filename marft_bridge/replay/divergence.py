@@ -26,7 +26,11 @@ Kind = Literal[
     "outcome",  # a run that fails, or ends otherwise
     "edges",  # calls that depend on other calls
     "result",  # another final state
+    "tokenizer",  # another tokenizer than the recorded calls had
+    "template",  # another chat template
+    "prompt ids",  # a call with the same messages in other token ids
 ]
+_OF_TOKENS = ("tokenizer", "template", "prompt ids")
 _WORDS = 8  # that are shown of each side
 _MISSING = object()
 
@@ -41,6 +45,11 @@ class Divergence:
     text: str  # what differs, where
     recorded: str | None = None  # the words from there on
     replayed: str | None = None
+
+    @property
+    def is_of_tokens(self) -> bool:
+        """Whether all but the token ids of prompts came out the same, so that what goes on with the run can be, too."""
+        return self.kind in _OF_TOKENS
 
     def __str__(self) -> str:
         place = self.node or ("outside any node" if self.node == "" else "")

@@ -1,9 +1,10 @@
 """A recorded run and the app's graph -> the same run once more, without a model, and the first difference.
 
 The graph is the app's own; its models, and the tools whose results are recorded, answer from the record, and it runs
-under a recorder of its own, so that both runs are compared as records: calls, prompts, D and the final state.
-Invariants: no model is asked, whatever client the app uses; no checkpointer, store or cache of the app's is touched, an
-empty one stands in for each; one replay runs at a time in a process.
+under a recorder of its own, so that both runs are compared as records: calls, prompts (to the token where their
+tokenizer is at hand), D and the final state. Invariants: no model is asked, whatever client the app uses; no
+checkpointer, store or cache of the app's is touched, an empty one stands in for each; one replay runs at a time in a
+process.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from langchain_core.messages import AIMessage
@@ -54,6 +55,7 @@ from marft_bridge.replay.equal_calls import EqualCalls
 from marft_bridge.replay.moments import RunMoments
 from marft_bridge.replay.pins import NO_CLOCK, pinned
 from marft_bridge.replay.private_memory import PrivateMemory, memory_of_run, private_memory
+from marft_bridge.replay.prompt_ids import PromptModels
 from marft_bridge.replay.recorded_answers import NOT_MADE, PATIENCE_S, RecordedAnswers
 from marft_bridge.replay.recorded_models import chat_stand_in, llm_stand_in
 from marft_bridge.replay.recorded_run import (
@@ -112,6 +114,14 @@ class Replayed:
     seconds: float  # that the graph ran, without what loading the record and comparing take
     recorded_seconds: float
     note: str | None = None  # what could not be compared, and why
+    prompts_compared: int = 0  # that were compared by their token ids, too
+
+
+class _Attempt(NamedTuple):
+    """One attempt at a replay, and the attributes that its calls have now, by the ids of those of the record."""
+
+    replayed: Replayed
+    attributes_now: Mapping[str, Mapping[str, Any]]
 
 
 class _CutError(RuntimeError):
@@ -370,6 +380,7 @@ def replay_run(
     arguments: Mapping[str, Any] | None = None,
     runner: asyncio.Runner | None = None,
     given_tasks: GivenTasks | None = None,
+    models: PromptModels | None = None,
 ) -> Replayed:
     """Runs `graph` as `run` says, and compares.
 
@@ -380,6 +391,7 @@ def replay_run(
         arguments: `config` and `context` of the run where the record lacks them.
         runner: the event loop that the app was opened on; None: one of its own.
         given_tasks: tasks that get what they wrote, and whose nodes do not run; None: every node runs.
+        models: that rendered the prompts, by which these are compared to the token; None: as messages alone.
 
     Raises:
         GraphError: `graph` is no compiled graph; the run goes on with one that was not replayed, or the graph cannot be
@@ -391,7 +403,7 @@ def replay_run(
     first: Replayed | None = None
     equal_calls = EqualCalls()
     while True:
-        replayed = _replay_once(
+        replayed, attributes_now = _replay_once(
             graph,
             run,
             thread,
@@ -402,6 +414,8 @@ def replay_run(
             equal_calls=equal_calls,
             given_tasks=given_tasks,
         )
+        if replayed.divergence is None and models is not None:
+            return _compare_prompts(run, replayed, models, attributes_now=attributes_now)
         if replayed.divergence is None:
             return replayed
         first = first or replayed
@@ -429,7 +443,7 @@ def _replay_once(
     runner: asyncio.Runner | None,
     equal_calls: EqualCalls,
     given_tasks: GivenTasks | None,
-) -> Replayed:
+) -> _Attempt:
     """One attempt."""
     equal_calls.begin_attempt()
     with _one_at_a_time, tempfile.TemporaryDirectory(prefix="marft-replay-") as folder, ExitStack() as stack:
@@ -476,7 +490,7 @@ def _replay_once(
         if divergence is None:
             _keep_ids(run, replay, episode.spans or [], thread=thread)
     recorded_seconds = (run.root.end_ns - run.root.start_ns) / 1e9
-    return Replayed(
+    replayed = Replayed(
         run.episode_id,
         divergence,
         len(replay.matched_calls),
@@ -484,6 +498,18 @@ def _replay_once(
         recorded_seconds=recorded_seconds,
         note=note,
     )
+    calls = replay.matched_calls
+    spans = [row for row in episode.spans or [] if row.span_id in calls]
+    return _Attempt(replayed, {calls[span.span_id].action_id: span.attributes for span in spans})
+
+
+def _compare_prompts(
+    run: RecordedRun, replayed: Replayed, models: PromptModels, *, attributes_now: Mapping[str, Mapping[str, Any]]
+) -> Replayed:
+    """A replay that came out the same, with what came of its prompts."""
+    prompts = models.compare(run, attributes_now)
+    note = "; ".join(filter(None, (replayed.note, prompts.note))) or None
+    return replace(replayed, divergence=prompts.divergence, note=note, prompts_compared=prompts.count)
 
 
 @contextmanager

@@ -15,10 +15,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from marft_bridge.common.digests import canonical_json, text_sha256
 from marft_bridge.common.errors import ConfigError
-from marft_bridge.serving.base_models import BaseModelSpec
+
+if TYPE_CHECKING:  # an app with a package `trainers` of its own is replayed, too, and a configuration needs ours
+    from marft_bridge.serving.base_models import BaseModelSpec
 
 # One file defines a fast tokenizer; without it, these do together.
 _FAST_FILE = "tokenizer.json"

@@ -47,11 +47,16 @@ def check_model_dir(path: Path) -> Path:
         pickled = any(path.glob("*.bin")) or any(path.glob("*.pt"))
         missing.append("*.safetensors weights" + (" (.bin and .pt files are pickles, not loaded)" if pickled else ""))
     missing += _missing_shards(path)
-    if not any((path / name).is_file() for name in _TOKENIZERS):
+    if not holds_tokenizer(path):
         missing.append("a tokenizer (" + ", ".join(_TOKENIZERS) + ")")
     if missing:
         raise ServingError(f"model directory {str(path)!r} lacks {'; '.join(missing)}; save or download it again")
     return path.resolve()
+
+
+def holds_tokenizer(path: Path) -> bool:
+    """Whether there is a tokenizer in a directory."""
+    return any((path / name).is_file() for name in _TOKENIZERS)
 
 
 def _missing_shards(path: Path) -> list[str]:

@@ -14,16 +14,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from marft_bridge.common.hub_names import model_to_directory
 from marft_bridge.replay.earlier_runs import EarlierRunError, load_with_earlier, replay_earlier
 from marft_bridge.replay.episodes import file_to_run, load_run, path_to_store
 from marft_bridge.replay.own_loop import call_without_loop
+from marft_bridge.replay.prompt_ids import PromptModels, directory_to_models, path_to_models
 from marft_bridge.replay.recorded_run import RecordedRun
 from marft_bridge.replay.replayed_run import Replayed, ReplayOptions, replay_run, require_graph
 from marft_bridge.replay.replayed_thread import ReplayedThread
 from marft_bridge.traces.episode_prefix import prefix_to_episode
-from marft_bridge.traces.store_reader import open_for_reading
+from marft_bridge.traces.store_reader import KeptJournals
 
 __all__ = ["replay"]
+
+_journals = KeptJournals()
 
 
 def replay(
@@ -35,6 +39,7 @@ def replay(
     freeze_time: bool = False,
     seed: int | None = None,
     allow_connections: bool = False,
+    model: str | Path | None = None,
 ) -> Replayed:
     """Runs a recorded episode again on `app`, its models answered from the record.
 
@@ -46,7 +51,10 @@ def replay(
         freeze_time: the app's clock stands at the start of the recorded run.
         seed: what `random` and numpy begin with.
         allow_connections: whether the app's nodes may connect, to a database of theirs.
+        model: the directory of the base model that answered, whose tokenizer the prompts are compared by, to the token;
+            None: those that the run folder notes, for the nodes that they served.
 
+    What was read of a store's journal is kept for the next replay of this process.
     Runs of the same thread that come before the episode are replayed first. Raises AssertionError, with the first
     difference, where a run does not come out the same; a BridgeError where `app` is no compiled graph, or the episode
     cannot be replayed.
@@ -61,11 +69,18 @@ def replay(
         seed=seed,
         allow_connections=allow_connections,
     )
+    models = _find_models(store, model)
     run, thread = _prepare(app, episode, store, options=options)
-    replayed = call_without_loop(partial(replay_run, app, run, thread=thread, options=options))
+    replayed = call_without_loop(partial(replay_run, app, run, thread=thread, options=options, models=models))
     if replayed.divergence is not None:
         raise AssertionError(f"episode {replayed.episode_id} is not the same: {replayed.divergence}")
     return replayed
+
+
+def _find_models(store: str | Path | None, model: str | Path | None) -> PromptModels | None:
+    if model is not None:
+        return directory_to_models(model_to_directory(str(model)))
+    return None if store is None else path_to_models(Path(store))
 
 
 def _prepare(
@@ -76,7 +91,7 @@ def _prepare(
     __tracebackhide__ = True
     if store is None:
         return file_to_run(Path(episode)), ReplayedThread()
-    with open_for_reading(path_to_store(Path(store))) as reader:
+    with _journals.open_for_reading(path_to_store(Path(store))) as reader:
         run = load_with_earlier(reader, prefix_to_episode(reader, str(episode), command="replay"))
         load = partial(load_run, reader)
         try:

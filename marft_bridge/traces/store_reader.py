@@ -1,12 +1,15 @@
 """The path of a store or of an export -> that store, open for reading.
 
-Invariant: another process that writes into the store holds it for moments only, so it is waited for in bounded time,
-and named in the error.
+Invariants: another process that writes into the store holds it for moments only, so it is waited for in bounded time,
+and named in the error; what is kept of a journal from one opening to the next is never shown once it was erased.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import shlex
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,12 +18,14 @@ from pathlib import Path
 from rich.console import Console
 
 from marft_bridge.common.progress import Reporter
+from trace_store.errors import StoreError
 from trace_store.readers import CATALOG_SUFFIX, path_to_reader
 from trace_store.store import TraceStore
 from trace_store.unread import UnreadJournal
 
 WAIT_S = 5.0
 SLOW_S = 5.0  # a reading of the journal that took longer gets a hint
+_MAX_KEPT = 8  # stores of whose journals something is kept
 
 
 @contextmanager
@@ -48,3 +53,55 @@ def open_for_reading(
                 hint = f"`marft-bridge traces take-in --store {shlex.quote(str(path))}` spares that"
                 reporter.say(f"{megabytes:.0f} MiB of the journal were read; {hint}")
             yield store
+
+
+class KeptJournals:
+    """What this process has read of the journals beside its stores, for who opens these again and again.
+
+    An opening reads what came since the last one. All of it is read again where the store was written into, as `traces
+    erase` does, or a segment is gone or another file; `UnreadJournal` says more. What is kept is removed when the
+    process ends. Safe in any thread: while one has a store open, another one reads its journal for itself.
+    """
+
+    def __init__(self) -> None:
+        self._journals: dict[tuple[int, Path], tuple[threading.Lock, UnreadJournal]] = {}
+        self._lock = threading.Lock()
+        atexit.register(self.close)
+
+    @contextmanager
+    def open_for_reading(self, path: Path) -> Iterator[TraceStore]:
+        """As the function of this name."""
+        key = (os.getpid(), path.absolute())  # a process that was forked has nothing of its parent's
+        with self._lock:
+            lock, journal = self._journals.pop(key, None) or (threading.Lock(), UnreadJournal(key[1]))
+            self._journals[key] = lock, journal  # the last one
+            is_free = lock.acquire(blocking=False)
+            self._forget_some()
+        if not is_free:
+            with open_for_reading(path) as store:
+                yield store
+            return
+        try:
+            with open_for_reading(path, journal) as store:
+                yield store
+        except StoreError:
+            journal.close()  # it may hold a part of a segment
+            raise
+        finally:
+            lock.release()
+
+    def _forget_some(self) -> None:
+        """Removes what is kept of stores that were not opened for longest, beyond _MAX_KEPT; none that is open."""
+        for key, (lock, journal) in list(self._journals.items())[:-_MAX_KEPT]:
+            if lock.acquire(blocking=False):
+                if key[0] == os.getpid():
+                    journal.close()
+                del self._journals[key]
+
+    def close(self) -> None:
+        """Removes what is kept by this process. No store of it may be open."""
+        with self._lock:
+            journals, self._journals = self._journals, {}
+        for (pid, _), (_, journal) in journals.items():
+            if pid == os.getpid():
+                journal.close()

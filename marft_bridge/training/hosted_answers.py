@@ -22,6 +22,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from marft_bridge.common.digests import canonical_json, text_sha256
 from marft_bridge.common.errors import GraphError
+from marft_bridge.ingest.recorded_chats import UnusableChatError, attributes_to_tools
 from marft_bridge.model_calls.given_answers import GivenAnswer
 from marft_bridge.model_calls.routing import Routing, calling_node
 from marft_bridge.model_calls.token_capture import ExactTokens
@@ -30,7 +31,6 @@ from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import REDACTED
 from marft_bridge.recording.tool_lineage import tools_to_lineage
 from marft_bridge.replay.recorded_run import attributes_to_answer
-from marft_bridge.training.recorded_chats import UnusableChatError, attributes_to_tools
 from trace_store import conventions as c
 from trace_store.json_text import read_json
 from trace_store.records import FROM_ENGINE, REPLAYED, TOOLS_OF, Action, SpanRow, Trajectory

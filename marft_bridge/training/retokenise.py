@@ -19,16 +19,16 @@ from typing import Any
 
 from marft_bridge.common.digests import canonical_json
 from marft_bridge.common.errors import ConfigError
-from marft_bridge.recording.tool_lineage import tools_to_lineage
-from marft_bridge.serving.base_models import BaseModelSpec
-from marft_bridge.serving.model_config import context_length
-from marft_bridge.training.recorded_chats import (
+from marft_bridge.ingest.recorded_chats import (
     ChatMessage,
     RecordedChat,
     UnusableChatError,
     attributes_to_tools,
     span_to_chat,
 )
+from marft_bridge.recording.tool_lineage import tools_to_lineage
+from marft_bridge.serving.base_models import BaseModelSpec
+from marft_bridge.serving.model_config import context_length
 from trace_store import conventions as c
 from trace_store.records import FROM_ENGINE, RETOKENISED, TOOLS_OF, Action, SpanRow, Trajectory
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from marft_bridge.training.recorded_chats import UnusableChatError, span_to_chat
+from marft_bridge.ingest.recorded_chats import UnusableChatError, span_to_chat
 from marft_bridge.training.retokenise import STOP_REASONS, ChatTokenizer
 from trace_store import conventions as c
 from trace_store.records import RETOKENISED, Action, SpanRow, Trajectory

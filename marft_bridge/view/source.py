@@ -7,22 +7,16 @@ metrics.jsonl and the store.
 
 from __future__ import annotations
 
-import json
-import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from marft_bridge.common.errors import ConfigError
-from marft_bridge.common.hub_names import model_to_directory
-from marft_bridge.config.models import ModelOptions, config_to_paths
 from marft_bridge.runs.run_folder import RunFolder, read_forecast, read_metrics, store_to_run_folder
-from marft_bridge.serving.prepare_model import SMOLLM2_NAME
+from marft_bridge.serving.noted_models import noted_to_directories, read_noted_config
 from trace_store.errors import StoreError
 from trace_store.journal import is_recorded
-
-_BUILT_IN_MODEL = ModelOptions().path  # the name of the model that a package brings
 
 MAX_NEIGHBOURS = 200
 
@@ -41,14 +35,7 @@ class ViewSource:
 
     def config(self) -> dict[str, Any]:
         """`train`'s configuration from bridge.json, else that of the last command in it; empty where there is none."""
-        try:
-            path = (self.run.path if self.run is not None else self.store.parent) / "bridge.json"
-            entry_by_command = json.loads(path.read_text(encoding="utf-8"))
-            configs = {command: entry["config"] for command, entry in entry_by_command.items()}
-        except (OSError, ValueError, AttributeError, KeyError, TypeError):
-            return {}
-        chosen = configs.get("train") or (list(configs.values()) or [{}])[-1]
-        return chosen if isinstance(chosen, dict) else {}
+        return read_noted_config(self.run.path if self.run is not None else self.store.parent)
 
     def setting(self, *keys: str) -> Any:
         """One option of `config()`, by its keys from the outside in; None where it is missing."""
@@ -62,12 +49,8 @@ class ViewSource:
 
         Empty where no command noted its base model.
         """
-        noted = self.setting("model", "cache")
-        cache = os.environ.get("MARFT_CACHE") or (noted if isinstance(noted, str) else "") or ModelOptions().cache
-        return {
-            node: (Path(cache) / SMOLLM2_NAME if path == _BUILT_IN_MODEL else _directory_of(path)) / "tokenizer.json"
-            for node, path in config_to_paths(self.config()).items()
-        }
+        directories = noted_to_directories(self.config())
+        return {node: directory / "tokenizer.json" for node, directory in directories.items()}
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl."""
@@ -89,14 +72,6 @@ class ViewSource:
             runs = {path.name: RunFolder(path) for path in folders[:MAX_NEIGHBOURS]}
             return {name: run for name, run in runs.items() if run.metrics.is_file() and _is_safe(run)}
         return {}
-
-
-def _directory_of(model: str) -> Path:
-    """The directory of a noted model; the name itself, below which nothing is, for one that is gone from the cache or
-    that no file system takes."""
-    with suppress(ConfigError, OSError, ValueError):
-        return model_to_directory(model)
-    return Path(model)
 
 
 def _is_safe(run: RunFolder) -> bool:

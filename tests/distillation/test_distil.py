@@ -34,10 +34,10 @@ from examples.team_in_one import app as team_in_one
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.distillation import command
 from marft_bridge.distillation.given_turns import DISTILLED
+from marft_bridge.ingest.recorded_chats import ChatMessage, span_to_answer, span_to_chat
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.rollouts.app import options_to_app
 from marft_bridge.runs.run_folder import DISTILLED_FROM
-from marft_bridge.training.recorded_chats import ChatMessage, span_to_answer, span_to_chat
 from trace_store import conventions as c
 from trace_store.journal import Journal
 from trace_store.records import Reward, SpanRow, Trajectory

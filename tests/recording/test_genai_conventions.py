@@ -32,13 +32,13 @@ from support.tool_team import D_BY_HAND, THREAD, run_tool_team, tool_team
 from marft_bridge.comparison.changes import _tool_calls_to_text
 from marft_bridge.ingest.conventions import span_to_reading
 from marft_bridge.ingest.otlp import protobuf_to_spans
+from marft_bridge.ingest.recorded_chats import RecordedChat, UnusableChatError, span_to_chat
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.span_attributes import provider_name, request_to_attributes
 from marft_bridge.recording.span_messages import message_to_parts, messages_to_text
 from marft_bridge.recording.wrap import wrap
 from marft_bridge.rewards.facts import RunView, run_to_tool_calls
 from marft_bridge.traces.drawing import messages_to_texts
-from marft_bridge.training.recorded_chats import RecordedChat, UnusableChatError, span_to_chat
 from marft_bridge.view.store_queries import spans_to_tools
 from trace_store import conventions as c
 from trace_store.assemble import spans_to_trajectory

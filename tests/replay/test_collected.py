@@ -36,8 +36,12 @@ def test_what_collect_recorded_comes_out_the_same_without_its_server(
         assert all(action.prompt_ids for trajectory in store.trajectories() for action in trajectory.actions)
     capsys.readouterr()
     assert cli.run(["replay", "runs/app", "--json"]) == 0
-    summary = json.loads(capsys.readouterr().out)["summary"]
-    assert (summary["episodes"], summary["same"]) == (2, 2)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["summary"]["episodes"], told["summary"]["same"]) == (2, 2)
+    for episode in told["episodes"]:  # that model's tokenizer is none
+        assert episode["prompts_compared"] == 0
+        assert "prompts compared without token ids: " in episode["note"]
+        assert "its tokenizer cannot be loaded" in episode["note"]
     text = Path("app.py").read_text()
     Path("changed.py").write_text(text.replace("one number", "one figure"))
     assert cli.run(["replay", "runs/app", "--app", "changed.py:graph"]) == 1

@@ -4,6 +4,8 @@
 - Runs of a thread are replayed after those that they go on with: turns, resumes, forks. A run that was cut is the same
   up to there. An older record is replayed as far as it goes.
 - In an app's own tests a divergence is an AssertionError that names it; the light core is enough.
+- One argument is enough: a run, or an episode of the run that other commands find. What was read of a journal is kept
+  in a process while it is the same, and what was erased since is not.
 - A store is asked as much of each run, however many there are; a thread is in memory while a run of it is to come, and
   an earlier run while it is replayed.
 """
@@ -13,9 +15,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,7 +37,7 @@ from support.paths import ROOT
 from support.traces_rig import traces
 
 from marft_bridge import cli, wrap
-from marft_bridge.common.errors import GraphError
+from marft_bridge.common.errors import ConfigError, GraphError
 from marft_bridge.config.record import RecordOptions
 from marft_bridge.replay import command
 from marft_bridge.replay.command import Outcome, ReplayedApp, replay_episodes
@@ -42,6 +46,9 @@ from marft_bridge.replay.private_memory import PrivateMemory
 from marft_bridge.replay.recorded_run import RecordedRun
 from marft_bridge.replay.replayed_run import ReplayOptions
 from marft_bridge.testing import replay
+from marft_bridge.traces.store_reader import KeptJournals
+from trace_store import unread
+from trace_store.journal import journal_of
 from trace_store.records import SpanRow
 from trace_store.store import TraceStore
 
@@ -163,6 +170,45 @@ def test_a_mistake_is_one_line(
     assert (code, out) == (2, "")
     assert line in errors
     assert len(errors.splitlines()) == 1
+
+
+def write_run(project: Path) -> list[str]:
+    """Makes the project one with a bridge.toml, whose run folder has the store; the ids of its episodes."""
+    (project / "runs/app").mkdir(parents=True)
+    for path in project.glob("traces.duckdb*"):
+        path.rename(project / "runs/app" / path.name.replace("traces", "store"))
+    (project / "bridge.toml").write_text(
+        'run = "runs/app"\n[graph]\napp = "app.py:graph"\nreward = "app.py:reward"\n'
+        'nodes = ["write"]\ntasks = "t.jsonl"\n'
+    )
+    return ids(project / "runs/app/store.duckdb")
+
+
+def test_an_episode_alone_is_one_of_the_run_that_other_commands_find(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, errors = run(capsys, "4be1", "--app", "app.py:graph")
+    assert "replay: there is no bridge.toml here; name a run folder" in errors
+    first, second = write_run(project)
+    for arguments in ((second[:12],), (second[:12], "--run", "runs/app"), (second[:12], "--config", "bridge.toml")):
+        code, out, _ = run(capsys, *arguments)
+        assert code == 0
+        assert [line[:12] for line in out.splitlines()[:-1]] == [second[:12]]
+    code, out, _ = run(capsys, first[:12], second[:12])
+    assert (code, len(out.splitlines())) == (0, 3)
+    code, _, errors = run(capsys, "ffff0000")
+    assert (code, errors) == (2, "marft-bridge: replay: no episode begins with 'ffff0000'; `traces list` names them\n")
+
+
+def test_a_run_alone_and_a_run_with_episodes_are_what_they_were_also_where_its_name_has_the_digits_of_an_episode(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, second = write_run(project)
+    (project / "runs/app").rename(project / "fade")
+    code, out, _ = run(capsys, "fade", "--app", "app.py:graph")
+    assert (code, len(out.splitlines())) == (0, 3)
+    code, out, _ = run(capsys, "fade", second[:12], "--app", "app.py:graph")
+    assert (code, out[:12], len(out.splitlines())) == (0, second[:12], 2)
 
 
 def test_an_episode_without_content_is_said_to_have_no_answers(
@@ -503,3 +549,76 @@ def test_one_earlier_run_at_a_time_is_in_memory(tmp_path: Path, monkeypatch: pyt
     assert replay(quiet(), last_id, store=store).divergence is None
     assert len(counts) >= 4
     assert max(counts) - before <= 1  # the run itself; of those before it none is left when the next one is loaded
+
+
+# -- what a journal is asked ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[int]]:
+    """How many bytes of segments were read, one entry for each time; by a process that has replayed nothing yet."""
+    sizes, journals, original = list[int](), KeptJournals(), unread.lines_from
+
+    def counted(file: Any, offset: int, **options: Any) -> Any:
+        sizes.append(os.fstat(file.fileno()).st_size - offset)
+        return original(file, offset, **options)
+
+    monkeypatch.setattr("marft_bridge.testing._journals", journals)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(unread, "lines_from", counted)
+    yield sizes
+    journals.close()
+    assert not list((tmp_path / "temporary").glob("marft-unread-*"))
+
+
+def test_a_journal_that_nobody_took_in_is_read_once_for_all_replays_of_a_process(
+    tmp_path: Path, readings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "traces.duckdb"
+    episode_ids = record_turns(store, 1, threads=3)
+    (segment,) = journal_of(store).glob("*.segment")
+    size = segment.stat().st_size
+    readings.clear()  # of `ids`
+    for episode_id in episode_ids:
+        assert replay(quiet(), episode_id, store=store).divergence is None
+    monkeypatch.chdir(tmp_path)
+    assert replay(quiet(), episode_ids[0], store="traces.duckdb").divergence is None
+    assert readings == [size]
+    later_ids = record_turns(store, 1)
+    readings.clear()
+    (new_id,) = set(later_ids) - set(episode_ids)
+    assert replay(quiet(), new_id, store=store).divergence is None
+    assert sum(readings) == sum(path.stat().st_size for path in journal_of(store).glob("*.segment")) - size
+
+
+def test_what_was_erased_is_not_replayed_from_what_was_read_before(
+    tmp_path: Path, readings: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "traces.duckdb"
+    (episode_id,) = record_turns(store, 1)
+    replay(quiet(), episode_id, store=store)
+    assert list((tmp_path / "temporary").glob("marft-unread-*"))
+    code, _, _ = traces(capsys, "erase", "--older-than", "0h", "--store", store)
+    assert code == 0
+    with pytest.raises(ConfigError, match="no episode begins with"):
+        replay(quiet(), episode_id, store=store)
+    assert not list((tmp_path / "temporary").glob("marft-unread-*"))
+
+
+def test_of_many_stores_the_last_ones_are_kept_and_one_that_is_open_is_read_beside(
+    tmp_path: Path, readings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marft_bridge.traces.store_reader._MAX_KEPT", 2)
+    journals, stores = KeptJournals(), [tmp_path / f"{number}.duckdb" for number in range(3)]
+    for store in stores:
+        record_turns(store, 1)
+    readings.clear()
+    for store in (*stores, stores[2], stores[1], stores[0]):
+        with journals.open_for_reading(store) as reader:
+            assert reader.counts()["episodes"] == 1
+    assert len(readings) == 4  # the first one again: it was let go for the third
+    with journals.open_for_reading(stores[0]), journals.open_for_reading(stores[0]) as reader:
+        assert reader.counts()["episodes"] == 1
+    assert len(readings) == 5
+    journals.close()

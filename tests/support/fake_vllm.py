@@ -47,6 +47,9 @@ class FakeVllm(ThreadingHTTPServer):
         self.adapters: dict[str, str] = {}
         self.refuse_with: str | None = None
         self.answer: Callable[[dict[str, Any]], Answer] = lambda body: f"{body['model']} speaks"
+        self.prompt_to_ids: Callable[[dict[str, Any]], list[int]] = lambda body: [
+            *json.dumps(body["messages"]).encode()
+        ]
         self.asked: list[dict[str, Any]] = []  # bodies of the chat requests
         self.auto_tools = False  # --enable-auto-tool-choice --tool-call-parser
         self.sleeps = False  # our route of vLLM's server (`key_guard`): it answers nothing until it is woken
@@ -119,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, self.server.spoil(whole) or json.dumps(whole).encode())
 
     def _sample(self, body: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        prompt = list(json.dumps(body["messages"]).encode())
+        prompt = self.server.prompt_to_ids(body)
         choices = [_choice(body, self.server.answer(body), index) for index in range(body.get("n") or 1)]
         for choice in choices:
             choice["prompt_tokens"] = len(prompt)

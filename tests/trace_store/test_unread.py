@@ -163,6 +163,7 @@ def test_opened_again_only_what_is_new_is_read_and_nothing_stays_behind(tmp_path
             writer.take_in()
         with TraceStore.open(path, read_only=True, unread=unread) as store:
             assert store.counts()["episodes"] == 4
+        assert set(Path(tempfile.gettempdir()).glob("marft-unread-*")) == folders  # let go, for it is in the store
         assert unread.bytes_read == total  # all of it is in the store now
     journal.close()
     assert set(Path(tempfile.gettempdir()).glob("marft-unread-*")) == folders

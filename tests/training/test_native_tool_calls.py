@@ -27,9 +27,9 @@ from support.trainer_options import trainer_options
 from transformers import AutoTokenizer
 
 from marft_bridge.config.record import RecordOptions
+from marft_bridge.ingest.recorded_chats import attributes_to_tools
 from marft_bridge.recording.tool_definitions import MAX_LENGTH, request_to_definitions
 from marft_bridge.recording.wrap import wrap
-from marft_bridge.training.recorded_chats import attributes_to_tools
 from marft_bridge.training.retokenise import ChatTokenizer, Retokeniser
 from trace_store import conventions as c
 from trace_store.records import Reward, SpanRow, Trajectory

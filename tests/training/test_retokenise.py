@@ -34,8 +34,8 @@ from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.config.record import RecordOptions
 from marft_bridge.ingest.from_files import ingest_files
+from marft_bridge.ingest.recorded_chats import RecordedChat, UnusableChatError, span_to_chat
 from marft_bridge.serving.model_config import context_length
-from marft_bridge.training.recorded_chats import RecordedChat, UnusableChatError, span_to_chat
 from marft_bridge.training.retokenise import STOP_REASONS, ChatTokenizer, Retokeniser
 from marft_bridge.training.train import read_metrics, train
 from trace_store.assemble import spans_to_trajectory

@@ -31,13 +31,13 @@ from support.trainer_options import trainer_options
 
 from marft_bridge.common.errors import GraphError
 from marft_bridge.config.bridge import TrainOptions
+from marft_bridge.ingest.recorded_chats import span_to_chat
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.model_calls.redirect import redirected_models
 from marft_bridge.model_calls.routing import Route, Routing, current_routing
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.wrap import wrap
 from marft_bridge.runs.run_folder import read_metrics
-from marft_bridge.training.recorded_chats import span_to_chat
 from marft_bridge.training.retokenise import ChatTokenizer
 from marft_bridge.training.teacher_labels import TeacherLabels, teacher_metrics_to_text
 from trace_store import conventions as c

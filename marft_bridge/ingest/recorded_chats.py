@@ -49,17 +49,23 @@ def span_to_chat(span: SpanRow, *, offers_tools: bool = False, needs_tools: bool
     Raises:
         UnusableChatError: part of it was not recorded, or is not text.
     """
-    prompt = [part for message in _messages(span, c.INPUT_MESSAGES, "prompt") for part in _to_openai(message)]
+    prompt = attributes_to_prompt(span.attributes)
     answer = span_to_answer(span)
     tools = attributes_to_tools(span.attributes)
     if needs_tools and not tools and (offers_tools or "tool_calls" in answer):
         raise UnusableChatError("it offered tools that the record does not hold")
-    return RecordedChat(tuple(prompt), answer, tools)
+    return RecordedChat(prompt, answer, tools)
+
+
+def attributes_to_prompt(attributes: Mapping[str, Any]) -> tuple[ChatMessage, ...]:
+    """The messages alone that a call was asked with. Raises UnusableChatError."""
+    messages = _messages(attributes, c.INPUT_MESSAGES, "prompt")
+    return tuple(part for message in messages for part in _to_openai(message))
 
 
 def span_to_answer(span: SpanRow) -> ChatMessage:
     """The answer alone, whatever is known of the prompt and the tools. Raises UnusableChatError."""
-    answers = _messages(span, c.OUTPUT_MESSAGES, "answer")
+    answers = _messages(span.attributes, c.OUTPUT_MESSAGES, "answer")
     if len(answers) > 1:
         raise UnusableChatError("one call with several answers")
     (answer,) = _to_openai(answers[0] | {"role": "assistant"}) or [{}]
@@ -68,9 +74,9 @@ def span_to_answer(span: SpanRow) -> ChatMessage:
     return answer
 
 
-def _messages(span: SpanRow, key: str, title: str) -> list[dict[str, Any]]:
+def _messages(attributes: Mapping[str, Any], key: str, title: str) -> list[dict[str, Any]]:
     """The messages of a span attribute, each with its parts."""
-    messages = as_list(parse_json(span.attributes.get(key)))
+    messages = as_list(parse_json(attributes.get(key)))
     if not messages:
         raise UnusableChatError(f"its {title} was not recorded")
     return [_with_parts(value) for value in messages]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.sample_spans import SampleTrace
 
-from marft_bridge.training.recorded_chats import UnusableChatError, span_to_chat
+from marft_bridge.ingest.recorded_chats import UnusableChatError, span_to_chat
 from trace_store import conventions as c
 from trace_store.records import SpanRow
 
