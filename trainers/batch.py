@@ -91,7 +91,7 @@ class EpisodeItem:
 
     task_id: str
     reward: float  # the team reward as recorded, without shaping
-    truncated: bool
+    truncated: bool  # and its return is not known
     actions: tuple[ActionItem, ...]
     successors: Successors
     rewards: EpisodeRewards
@@ -406,7 +406,7 @@ def _to_episode(
     return EpisodeItem(
         task_id=trajectory.episode.task_id,
         reward=team[1],
-        truncated=trajectory.episode.outcome == "truncated" and not final,
+        truncated=trajectory.is_unfinished(team[0]) and not final,
         actions=_to_items(actions),
         successors=successors,
         rewards=rewards,
