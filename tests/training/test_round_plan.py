@@ -7,6 +7,7 @@ On a scripted duo and a real store, and in whole trainings on a tiny model.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from support.school_rig import School, school_in
 from support.tiny_policy import make_action, make_trajectory
 
 from marft_bridge.config.bridge import BridgeConfig, TrainOptions
+from marft_bridge.rewards.limit_reward import LimitReward
 from marft_bridge.rollouts.episode_plan import EpisodeRequest
 from marft_bridge.training.round_plan import (
     RoundPlan,
@@ -200,6 +202,28 @@ def test_what_rounds_came_to_is_read_by_task_with_what_failed_and_without_later_
         *[LostRun("t2", 2)] * 2,
         *[TaskReward("t3", 2, 4.0)] * 2,
     ]
+
+
+def test_a_run_that_a_limit_ended_is_played_and_known_by_what_that_earned(tmp_path: Path) -> None:
+    """The actor is cut short on the even tasks; what the versions are worth is read off the same results."""
+
+    def script(node: str, prompt: str, random: Any) -> str:
+        if node == "actor" and int(prompt.split("human: ")[1].split(" ")[0]) % 2 == 0:
+            time.sleep(0.4)
+        return "1"
+
+    plan = plan_round(TASKS, options(episodes_per_round=4, samples_per_task=1, trainer={}), seed=0, **OF_ROUND)
+    for name, limit in (("paid", LimitReward("reward", -1.0)), ("unpaid", None)):
+        rig = Rig(tmp_path / name, script, reward=lambda *_: 0.0, limit_reward=limit, timeout_s=0.3)
+        rig.run(list(plan.planned))
+        with rig.store() as store:
+            assert next_wave(plan, store, [], to_teaching=in_mixed_groups) == []
+            known = runs_of_rounds(store, "run", 1, reward="reward")
+            played = list(store.trajectories())
+        collected = runs_of_stored(played, {each.episode.episode_id for each in played}, "reward")
+        cut = [LostRun(f"t{n}", 1) if limit is None else TaskReward(f"t{n}", 1, -1.0) for n in (0, 2)]
+        assert sorted(known, key=repr) == sorted([*cut, TaskReward("t1", 1, 0.0), TaskReward("t3", 1, 0.0)], key=repr)
+        assert sum(isinstance(run, LostRun) for run in collected) == (2 if limit is None else 0)
 
 
 def test_what_was_collected_is_known_once_a_request_and_traces_of_others_by_their_rewards_alone() -> None:
