@@ -291,7 +291,7 @@ def test_a_run_that_a_limit_cuts_short_counts_by_what_that_is_worth_and_is_left_
     (main,) = report.contrasts
     assert (main.n, main.mean_a, main.mean_b) == (4, -0.5, 1.0)
     assert [variant.unscored for variant in report.variants] == [0, 0]
-    with pytest.raises(ConfigError, match="graph.limit_reward"):
+    with pytest.raises(ConfigError, match=r"now it would be rewards = .*graph\.limit_reward': '-1'"):
         lab.compare(**options, graph={"limit_reward": -1.0}, resume=True)
 
 

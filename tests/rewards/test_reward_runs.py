@@ -4,8 +4,8 @@
 - An episode over a reward's time is kept without that reward, and the command says how many and why.
 - `score` adds rewards to stored episodes without a server, leaves what reads the final state as it was, and is refused
   for a name that nobody declared; the latest reward counts, and every earlier one stays with its time.
-- `score` leaves out what was cut short or failed, and says how many, but for what came to a limit where that is paid for;
-  its progress shows the means so far; it lets go of an episode when it has been scored.
+- `score` leaves out what was cut short or failed, and says how many, but for what came to a limit where that is paid
+  for; its progress shows the means so far; it lets go of an episode when it has been scored.
 - What is shown of a reward is its latest value, once.
 - What bridge.toml says wrong about rewards is one line.
 """
