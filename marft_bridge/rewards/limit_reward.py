@@ -1,7 +1,10 @@
 """A run that one of its limits cut short -> what it earned by that: the team's reward that is trained on.
 
-Invariant: its source tells it from what a function or a kind computed, so that whoever learns from the run knows that
-nothing would have followed.
+Whatever runs episodes pays it, since all of it goes by way of `rollouts.collector`, here and in a worker on Ray:
+`collect`, the rounds of `train` with refills, forks, evaluations and measurements, `compare`, `credit`, `fork`. `score`
+gives it to stored runs of these. Replays and live traffic earn nothing at all, `rank` compares what ended by itself, and
+`distil` stores no trial that did not. Invariant: its source tells it from what a function or a kind computed, so that
+whoever learns from the run knows that nothing would have followed.
 """
 
 from __future__ import annotations
