@@ -202,7 +202,8 @@ def trajectories_to_round(
             sampling). For `imitation` such actions are kept, and a greedy one is scored at temperature 1. Those that
             were re-tokenised are for `demonstration` only.
         shaping: further rewards; an episode that lacks one is kept, and counted.
-        final: the team reward of an episode that was cut short is its score, so it counts as terminated.
+        final: the team reward of an episode that was cut short is its score, so it counts as terminated, as it does
+            where that reward is what a limit is worth (`Trajectory.is_unfinished`).
         is_heldout: which episodes are of tasks that are kept for comparison, besides those of the split `heldout`.
         refused: agent -> why none of its actions here is learned from.
         side_of: agent -> its side, see `trajectory_to_rewards`. None: all are one team.

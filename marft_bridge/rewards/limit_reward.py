@@ -2,9 +2,9 @@
 
 Whatever runs episodes pays it, since all of it goes by way of `rollouts.collector`, here and in a worker on Ray:
 `collect`, the rounds of `train` with refills, forks, evaluations and measurements, `compare`, `credit`, `fork`. `score`
-gives it to stored runs of these. Replays and live traffic earn nothing at all, `rank` compares what ended by itself, and
-`distil` stores no trial that did not. Invariant: its source tells it from what a function or a kind computed, so that
-whoever learns from the run knows that nothing would have followed.
+gives it to the stored runs that it scores. Replays and live traffic earn nothing at all, `rank` compares what ended by
+itself, and `distil` stores no trial that did not. Invariant: its source tells it from what a function or a kind
+computed, so that whoever learns from the run knows that nothing would have followed.
 """
 
 from __future__ import annotations
