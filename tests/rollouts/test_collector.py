@@ -497,7 +497,7 @@ def test_what_ends_before_its_time_for_another_reason_earns_nothing(
 
 
 def test_a_run_that_was_cancelled_earns_nothing_and_runs_again(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, limit_reward=LIMIT, delay_s=60.0)
+    rig = Rig(tmp_path, limit_reward=LIMIT, delay_s=1.5)
     plan = plan_episodes(TASKS, 1, 1, seed=0, **COMMON)
 
     async def cancelled() -> None:

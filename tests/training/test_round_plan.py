@@ -7,7 +7,6 @@ On a scripted duo and a real store, and in whole trainings on a tiny model.
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langgraph.graph import END, START, StateGraph
 from support.duo_rig import COMMON, TASKS, Rig
 from support.school_rig import School, school_in
 from support.tiny_policy import make_action, make_trajectory
 
+from graphs import math_duo
 from marft_bridge.config.bridge import BridgeConfig, TrainOptions
 from marft_bridge.rewards.limit_reward import LimitReward
 from marft_bridge.rollouts.episode_plan import EpisodeRequest
@@ -205,16 +206,21 @@ def test_what_rounds_came_to_is_read_by_task_with_what_failed_and_without_later_
 
 
 def test_a_run_that_a_limit_ended_is_played_and_known_by_what_that_earned(tmp_path: Path) -> None:
-    """The actor is cut short on the even tasks; what the versions are worth is read off the same results."""
+    """On the even tasks the graph goes round in circles."""
 
-    def script(node: str, prompt: str, random: Any) -> str:
-        if node == "actor" and int(prompt.split("human: ")[1].split(" ")[0]) % 2 == 0:
-            time.sleep(0.4)
-        return "1"
+    def build(_model: Any) -> Any:
+        graph = StateGraph(math_duo.DuoState)
+        graph.add_node("reasoner", lambda state: {})
+        graph.add_edge(START, "reasoner")
+        graph.add_conditional_edges(
+            "reasoner", lambda state: END if int(state["question"].split(" ")[0]) % 2 else "reasoner"
+        )
+        return graph.compile().with_config(recursion_limit=4)
 
     plan = plan_round(TASKS, options(episodes_per_round=4, samples_per_task=1, trainer={}), seed=0, **OF_ROUND)
     for name, limit in (("paid", LimitReward("reward", -1.0)), ("unpaid", None)):
-        rig = Rig(tmp_path / name, script, reward=lambda *_: 0.0, limit_reward=limit, timeout_s=0.3)
+        (tmp_path / name).mkdir()
+        rig = Rig(tmp_path / name, build=build, reward=lambda *_: 0.0, limit_reward=limit)
         rig.run(list(plan.planned))
         with rig.store() as store:
             assert next_wave(plan, store, [], to_teaching=in_mixed_groups) == []
