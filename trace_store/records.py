@@ -37,6 +37,11 @@ says something of the calls before it: of those that failed, most go better the 
 HELDOUT = "heldout"
 """The split of episodes that ran to compare, and of tasks that are kept for it."""
 
+RESCORED = "score:"
+"""Prefix of the source of a reward that was computed of a stored run."""
+OF_LIMIT = "graph.limit_reward"
+"""The source of what a run earned by being cut short at one of its limits."""
+
 TOOLS_OF = "tools/"
 """Prefix of a name in a lineage that is about all tools of one node; the node's name follows."""
 ONE_TOOL_OF = "tool/"
@@ -138,6 +143,11 @@ class Reward:
     action_id: str | None = None
     node: str | None = None
 
+    @property
+    def is_of_limit(self) -> bool:
+        """Whether the run earned it by being cut short at one of its limits."""
+        return self.source.removeprefix(RESCORED) == OF_LIMIT
+
 
 @dataclass(frozen=True, slots=True)
 class Episode:
@@ -189,8 +199,18 @@ class Trajectory:
 
     def team_reward(self, name: str) -> float | None:
         """The latest episode-level reward called `name`; None when there is none (which is not 0)."""
+        reward = self._latest_team_reward(name)
+        return None if reward is None else reward.value
+
+    def is_unfinished(self, name: str) -> bool:
+        """Whether the run was cut short, and no reward of this name says what it earned by that: more of it might have
+        followed."""
+        reward = self._latest_team_reward(name)
+        return self.episode.outcome == "truncated" and (reward is None or not reward.is_of_limit)
+
+    def _latest_team_reward(self, name: str) -> Reward | None:
         matching_rewards = [r for r in self.rewards if r.scope == "episode" and r.name == name]
-        return max(matching_rewards, key=lambda r: r.created_ns).value if matching_rewards else None
+        return max(matching_rewards, key=lambda r: r.created_ns, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ class EpisodeItem:
 
     task_id: str
     reward: float  # the team reward as recorded, without shaping
-    truncated: bool
+    truncated: bool  # and its return is not known
     actions: tuple[ActionItem, ...]
     successors: Successors
     rewards: EpisodeRewards
@@ -202,7 +202,8 @@ def trajectories_to_round(
             sampling). For `imitation` such actions are kept, and a greedy one is scored at temperature 1. Those that
             were re-tokenised are for `demonstration` only.
         shaping: further rewards; an episode that lacks one is kept, and counted.
-        final: the team reward of an episode that was cut short is its score, so it counts as terminated.
+        final: the team reward of an episode that was cut short is its score, so it counts as terminated, as it does
+            where that reward is what a limit is worth (`Trajectory.is_unfinished`).
         is_heldout: which episodes are of tasks that are kept for comparison, besides those of the split `heldout`.
         refused: agent -> why none of its actions here is learned from.
         side_of: agent -> its side, see `trajectory_to_rewards`. None: all are one team.
@@ -406,7 +407,7 @@ def _to_episode(
     return EpisodeItem(
         task_id=trajectory.episode.task_id,
         reward=team[1],
-        truncated=trajectory.episode.outcome == "truncated" and not final,
+        truncated=trajectory.is_unfinished(team[0]) and not final,
         actions=_to_items(actions),
         successors=successors,
         rewards=rewards,

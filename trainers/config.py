@@ -450,7 +450,8 @@ class TrainerOptions(_Options):
     truncated_reward: Literal["so_far", "final"] = "so_far"
     """What the team reward of a run that was cut short is. `so_far`: what it had earned until then, so the critic's
     value of where it stood is added. `final`: its score, as if it had ended; to be taken where being cut short is the
-    rule, since with gamma 1 the values would then grow from round to round."""
+    rule, since with gamma 1 the values would then grow from round to round. A run whose reward is `graph.limit_reward`
+    has ended in any case."""
     shaping: tuple[ShapingTerm, ...] = ()
     """Further rewards that reach the loss."""
     granularity: Granularity = "action"

@@ -32,6 +32,7 @@ OPTIONS_OF_TRAINING = (
     *("train.trainer.lora", "train.trainer.agents", "train.trainer.sides", "train.trainer.advantage"),
     *("train.trainer.objective", "train.trainer.importance", "train.trainer.optimizer", "train.trainer.offline"),
     *("train.trainer.replay", "train.trainer.system.load_in_4bit", "train.trainer.experimental"),
+    "graph.limit_reward",
 )
 """Options and tables that decide what is learned. A card has no others: they are of whoever trained, such as folders,
 cards and where figures are sent to."""
@@ -156,11 +157,15 @@ def _training(subject: CardSubject, config: Mapping[str, Any]) -> Iterator[str]:
         f"{'in turn' if (trainer.get('objective') or {}).get('update') == 'sequential' else 'at once'}; "
         f"the reward that counts is {code(str(trainer.get('reward')))}."
     )
-    defaults = {"train": TrainOptions(), "sampling": SamplingOptions()}
+    defaults: dict[str, dict[str, Any]] = {
+        "train": TrainOptions().model_dump(mode="json"),
+        "sampling": SamplingOptions().model_dump(mode="json"),
+        "graph": {"limit_reward": None},
+    }
     rows = [
         f"| {code(key)} | {_value_to_text(value)} | {_value_to_text(default)} |"
         for table, options in defaults.items()
-        for key, value, default in _changed(config.get(table) or {}, options.model_dump(mode="json"), table)
+        for key, value, default in _changed(config.get(table) or {}, options, table)
         if any(f"{key}.".startswith(f"{option}.") for option in OPTIONS_OF_TRAINING)
     ]
     if rows:

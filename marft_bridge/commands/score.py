@@ -2,8 +2,9 @@
 
 New rewards are added, with a source that begins with `score:` and the current time; of several rewards with one name
 the latest counts, and none is deleted. Invariants: a reward that reads the final state of the graph, which is not
-stored, is named and left as it was; an episode that did not come to its end is left out, and counted; an episode's
-spans are released once its rewards are written. The store is only open while episodes are read and at the end.
+stored, is named and left as it was; an episode that did not come to its end is left out, and counted, but for
+one that a limit cut short where `graph.limit_reward` says what that is worth; an episode's spans are released once its
+rewards are written. The store is only open while episodes are read and at the end.
 """
 
 from __future__ import annotations
@@ -16,24 +17,27 @@ from typing import Any
 
 from marft_bridge.common.errors import ConfigError, EpisodesFailedError, RewardFailedError
 from marft_bridge.common.progress import Reporter
+from marft_bridge.common.run_limits import is_limit
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.rewards.contract import RewardEnvironment, RunView
-from marft_bridge.rewards.scoring import Score, Scorer
+from marft_bridge.rewards.limit_reward import LimitReward
+from marft_bridge.rewards.scoring import FUNCTION, Score, Scorer
 from marft_bridge.rollouts.app import load_reward
 from marft_bridge.runs.run_folder import RunFolder
 from marft_bridge.runs.run_store import WAIT_S, open_run_store, take_in_journal
 from trace_store.journal import Journal
-from trace_store.records import Trajectory
+from trace_store.records import RESCORED, Trajectory
 from trace_store.store import TraceStore
 
-SOURCE = "score:"
 PAGE = 256  # episodes in memory at a time, at most
 MAX_SHOWN = 4  # rewards whose mean fits the progress line
 
 _FROM_OURS = "FROM episodes e JOIN runs r USING (run_id) WHERE r.command IN ('collect', 'train', 'compare', 'fork')"
-# Only episodes that came to their end: the return of one that was cut short is not known.
 _EPISODES = f"SELECT e.episode_id {_FROM_OURS} AND e.outcome = 'terminated' ORDER BY e.started_ns, e.episode_id"
-_LEFT_OUT = f"SELECT e.outcome, count(*) {_FROM_OURS} AND e.outcome <> 'terminated' GROUP BY 1 ORDER BY 1 DESC"
+_UNFINISHED = (
+    f"SELECT e.episode_id, e.outcome, e.reason {_FROM_OURS} AND e.outcome <> 'terminated' "
+    "ORDER BY e.outcome DESC, e.started_ns, e.episode_id"
+)
 
 
 def score(config: BridgeConfig, only: Sequence[str], reporter: Reporter) -> None:
@@ -55,13 +59,15 @@ def score(config: BridgeConfig, only: Sequence[str], reporter: Reporter) -> None
     with folder.lock_for("score"):
         with open_run_store(folder, reporter) as store:
             episodes = [str(row[0]) for row in store.sql(_EPISODES)]
-            summary = _Summary({str(outcome): int(count) for outcome, count in store.sql(_LEFT_OUT)})
+            cut_scores, left_out = _unfinished_to_scores(store, _selected_limit_reward(config, only))
+        summary = _Summary(left_out)
         folder.record_config("score", config)
         try:
             _score_all(
                 scorer,
                 folder,
                 episodes,
+                cut_scores=cut_scores,
                 only=only,
                 in_flight=config.collect.in_flight,
                 summary=summary,
@@ -84,6 +90,29 @@ def _scorer(config: BridgeConfig) -> Scorer:
         config.graph.reward_timeout_s,
         agents=(*config.graph.nodes, *config.graph.frozen),
     )
+
+
+def _selected_limit_reward(config: BridgeConfig, only: Sequence[str]) -> LimitReward | None:
+    """`graph.limit_reward`, where the reward that it is of is among those to be computed."""
+    reward = config.limit_reward
+    if reward is None or not only:
+        return reward
+    is_declared = any(table.name == reward.name for table in config.rewards)
+    return reward if (reward.name if is_declared else FUNCTION) in only else None
+
+
+def _unfinished_to_scores(
+    store: TraceStore, limit_reward: LimitReward | None
+) -> tuple[dict[str, Score], dict[str, int]]:
+    """Episodes that did not come to their end -> what those earned that a limit cut short, and the others' outcomes."""
+    scores: dict[str, Score] = {}
+    left_out: Counter[str] = Counter()
+    for episode_id, outcome, reason in store.sql(_UNFINISHED):
+        if limit_reward is not None and outcome == "truncated" and is_limit(reason):
+            scores[episode_id] = limit_reward.to_score()
+        else:
+            left_out[outcome] += 1
+    return scores, left_out
 
 
 class _Summary:
@@ -154,6 +183,8 @@ def _score_all(
     scorer: Scorer,
     folder: RunFolder,
     episodes: Sequence[str],
+    *,
+    cut_scores: Mapping[str, Score],
     only: Sequence[str],
     in_flight: int,
     summary: _Summary,
@@ -162,13 +193,20 @@ def _score_all(
     reward_context = RewardEnvironment(folder.path)
     journal = Journal(folder.journal)
     try:
-        with reporter.bars(), reporter.task("score", len(episodes)) as task, asyncio.Runner() as runner:
+        with (
+            reporter.bars(),
+            reporter.task("score", len(cut_scores) + len(episodes)) as task,
+            asyncio.Runner() as runner,
+        ):
 
             def keep_score(episode_id: str, score: Score) -> None:
-                journal.append_rewards(score.to_rewards(episode_id, time.time_ns(), SOURCE.__add__))
+                journal.append_rewards(score.to_rewards(episode_id, time.time_ns(), RESCORED.__add__))
                 summary.add(score)
                 task.update(summary.episodes, summary.figures())
 
+            for episode_id, cut_score in cut_scores.items():
+                keep_score(episode_id, cut_score)
+            journal.sync()
             for start in range(0, len(episodes), PAGE):
                 views = _episodes_to_views(folder, episodes[start : start + PAGE], reward_context, reporter=reporter)
                 page = _score_page(

@@ -166,7 +166,7 @@ def _team_app(config: BridgeConfig, app: App, team: Team) -> App:
     agents = {*graph.nodes, *graph.frozen}
     rewards = [reward for reward in config.rewards if reward.agent is None or reward.agent in agents]
     try:
-        return check_app(options_to_app(graph, rewards), own_models=own_models)
+        return check_app(options_to_app(graph, rewards, config.limit_reward), own_models=own_models)
     except BridgeError as error:
         raise type(error)(f"compare.variants {team.name!r}: {error}") from error
 

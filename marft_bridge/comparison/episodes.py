@@ -44,7 +44,9 @@ class Plan:
     temperature: float  # that of [sampling] where [compare] has none
     metric: str
     limits: Mapping[str, float | None] = field(default_factory=dict)  # of a call and of an episode, by option
-    rewards: Mapping[str, str] = field(default_factory=dict)  # reward -> what computes it: a function or a digest
+    rewards: Mapping[str, str] = field(
+        default_factory=dict
+    )  # reward -> what computes it: a function, a value or a digest
     looks: tuple[int, ...] = ()  # numbers of tasks after which the outcomes are tested; none: only at the end
 
     def requests(self, teams: Sequence[Team], first: int, last: int) -> list[EpisodeRequest]:
@@ -148,8 +150,10 @@ def config_to_plan(config: BridgeConfig, run_id: str, lineup: Lineup, heldout: S
 
 
 def _config_to_rewards(config: BridgeConfig) -> dict[str, str]:
-    """Each reward, with its function or the digest of its table: another table computes other values."""
+    """Each reward, with its function, its value or the digest of its table: another table computes other values."""
     rewards = {} if config.graph.reward is None else {"graph.reward": config.graph.reward}
+    if config.graph.limit_reward is not None:
+        rewards["graph.limit_reward"] = f"{config.graph.limit_reward:g}"
     for table in config.rewards:
         rewards[table.name] = text_sha256(canonical_json(table.model_dump(mode="json", exclude=_JUDGE_ADDRESS)))[:16]
     return rewards

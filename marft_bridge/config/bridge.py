@@ -35,6 +35,7 @@ from marft_bridge.config.record import RecordOptions
 from marft_bridge.config.serve import ServeOptions
 from marft_bridge.config.trees import TreeOptions
 from marft_bridge.rewards.agent_credit import CREDIT_REWARDS
+from marft_bridge.rewards.limit_reward import LimitReward
 from marft_bridge.rewards.registry import AnyReward, refuse_unknown_rewards, rewards_to_layers
 from marft_bridge.tasks.options import SOURCES, AnyTasks
 from trainers.config import AgentOptions, TrainerOptions
@@ -63,6 +64,12 @@ class GraphOptions(_Options):
     async. It or `[[rewards]]` is needed; both may be there."""
     reward_timeout_s: float = Field(60.0, gt=0)
     """Seconds after which an episode goes without the rewards of that function."""
+    limit_reward: float | None = None
+    """What a run earns that one of its limits cuts short: the recursion limit, `collect.timeout_s` or
+    `collect.max_tokens_per_episode`. A number below what a bad answer earns teaches an agent that to stop is better
+    than to go round in circles. It is a reward of the name in `train.trainer.reward`, in every command that runs
+    episodes, and nothing is expected to follow it. None: such a run has no reward and teaches nothing. Neither Ctrl-C
+    nor a question to a person, nor time in which the model server was out, is a limit."""
     task_to_input: str | None = None
     """A function task -> graph input; without one the task itself is the input."""
     context: RunContext = None
@@ -97,7 +104,7 @@ class CollectOptions(_Options):
     in_flight: int = Field(32, ge=1)
     """Episodes that run at the same time."""
     timeout_s: float = Field(300.0, gt=0)
-    """Seconds after which an episode is recorded as truncated."""
+    """Seconds after which an episode is recorded as truncated; `graph.limit_reward` says what that earns."""
     max_tokens_per_episode: int | None = Field(None, ge=1)
     """Tokens that the nodes on the served model may sample in one episode; with the last it is recorded as truncated.
     The call that would pass the limit gets what is left; calls side by side may pass it together."""
@@ -490,6 +497,11 @@ class BridgeConfig(_Options):
             raise ValueError("nothing says what is good: name a function in graph.reward, or declare [[rewards]]")
         if not has_function and "reward_timeout_s" in self.graph.model_fields_set:
             raise ValueError("graph.reward_timeout_s has no effect without graph.reward")
+        if self.graph.limit_reward is not None and self.train.trainer.sides:
+            raise ValueError(
+                "graph.limit_reward is a reward of the team, and with train.trainer.sides nobody earns one: leave it "
+                "out"
+            )
         try:
             rewards_to_layers(self.rewards, has_function=has_function)
         except ConfigError as error:
@@ -518,6 +530,12 @@ class BridgeConfig(_Options):
                     ),
                 },
             )
+
+    @property
+    def limit_reward(self) -> LimitReward | None:
+        """What a run earns that one of its limits cuts short; None: nothing is known of it."""
+        value = self.graph.limit_reward
+        return None if value is None else LimitReward(self.train.trainer.reward, value)
 
     @property
     def run_folder(self) -> Path:

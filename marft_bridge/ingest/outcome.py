@@ -5,6 +5,7 @@ LangGraph raises exceptions to route and to pause, which instrumentors record as
 
 from __future__ import annotations
 
+from marft_bridge.common.run_limits import RECURSION_LIMIT
 from marft_bridge.ingest import langfuse
 from marft_bridge.ingest.otlp import WireSpan
 
@@ -23,5 +24,5 @@ def root_to_outcome(root: WireSpan) -> tuple[str, str | None]:
     if not has_failed(root):
         return "terminated", None
     if "GraphRecursionError" in f"{root.exception_type} {root.status_message}":
-        return "truncated", "recursion limit reached"
+        return "truncated", RECURSION_LIMIT
     return "failed", root.status_message or root.exception_type or "the root span says error and nothing else"

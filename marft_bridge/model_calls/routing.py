@@ -19,6 +19,7 @@ from langgraph.config import get_config
 
 from marft_bridge.common.agent_names import Actors
 from marft_bridge.common.errors import GraphError
+from marft_bridge.common.run_limits import tokens_reason
 from marft_bridge.common.running_routers import own_namespace
 from marft_bridge.common.running_task import running_task
 
@@ -90,7 +91,7 @@ class Routing:
             return route
         remaining_tokens = self.max_tokens - self.sampled_tokens
         if remaining_tokens <= 0:
-            self.note_cut(reason := self._limit_reason)
+            self.note_cut(reason := tokens_reason(self.max_tokens))
             self.stop()  # a graph may go on after the error
             raise GraphError(f"the episode ends here: {reason}")
         return replace(route, max_tokens=min(route.max_tokens, remaining_tokens))
@@ -105,11 +106,7 @@ class Routing:
             return
         is_narrowed = route is not None and node in self.routes and route.max_tokens < self.routes[node].max_tokens
         if self.sampled_tokens > self.max_tokens or (is_narrowed and finish_reason == "length"):
-            self.note_cut(self._limit_reason)
-
-    @property
-    def _limit_reason(self) -> str:
-        return f"its limit of {self.max_tokens} sampled tokens is used up"
+            self.note_cut(tokens_reason(self.max_tokens))
 
 
 current_routing: ContextVar[Routing | None] = ContextVar("marft_routing", default=None)

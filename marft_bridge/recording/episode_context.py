@@ -1,6 +1,7 @@
 """An episode's request and its outcome -> attributes of its root span.
 
-Invariant: terminated and truncated are kept apart, because the return of a run that was cut short is not known.
+Invariant: terminated and truncated are kept apart, because the return of a run that was cut short is not known, but
+where `graph.limit_reward` says what it is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from langgraph.errors import GraphRecursionError
 
 from marft_bridge.common.agent_names import Actors
+from marft_bridge.common.run_limits import RECURSION_LIMIT
 from trace_store import conventions as names
 from trace_store.records import SpanRow
 
@@ -50,6 +52,8 @@ class EpisodeContext:
     actors: Actors = field(default_factory=Actors)  # who acts in its tasks, noted by the recorder
     judge_end: Callable[[BaseException | None], Exception | None] = lambda _: None
     """By the error that the run ended with: another one that it failed with, which the graph may have caught."""
+    before_cut: Callable[[str], None] = lambda _: None
+    """Called with the reason before the end of a run that was cut short is written: what it writes is there first."""
     spans: list[SpanRow] | None = None  # a list that the written spans are appended to, besides the journal
 
 
@@ -95,5 +99,5 @@ def end_to_outcome(
     if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
         return "truncated", CANCELLED
     if isinstance(error, GraphRecursionError):
-        return "truncated", "recursion limit reached"
+        return "truncated", RECURSION_LIMIT
     return "failed", f"{type(error).__name__}: {error}"

@@ -685,6 +685,8 @@ class Recorder(BaseCallbackHandler):
             self._close(run_id, unfinished_error)
         error = open_trace.episode.judge_end(error) or error
         outcome, reason = end_to_outcome(open_trace.episode, error, open_trace.was_interrupted)
+        if outcome == "truncated" and reason is not None:
+            open_trace.episode.before_cut(reason)
         outcome_attributes: dict[str, Any] = {
             names.OUTCOME: outcome,
             names.OUTCOME_REASON: reason,

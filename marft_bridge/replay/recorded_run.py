@@ -21,6 +21,7 @@ from langchain_core.messages import AIMessage, InvalidToolCall, ToolCall, messag
 from langgraph.types import Command, Send
 
 from marft_bridge.common.errors import GraphError
+from marft_bridge.common.run_limits import RECURSION_LIMIT
 from marft_bridge.recording.value_forms import ValuePath, forms_to_value, is_message_form
 from marft_bridge.replay.call_options import CallOptions, spans_to_options
 from trace_store import conventions as c
@@ -220,7 +221,7 @@ class RecordedRun:
     def was_cut(self) -> bool:
         """Whether it was stopped from outside, at a moment that no replay can meet."""
         episode = self.trajectory.episode
-        by_itself = ("interrupted", "recursion limit reached")
+        by_itself = ("interrupted", RECURSION_LIMIT)
         return episode.outcome == "truncated" and episode.reason not in by_itself
 
 

@@ -22,6 +22,7 @@ from marft_bridge.config.bridge import BridgeConfig, GraphOptions
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.span_processor import check_options
 from marft_bridge.rewards.contract import RewardOptions
+from marft_bridge.rewards.limit_reward import LimitReward
 from marft_bridge.rewards.scoring import Scorer
 from marft_bridge.rollouts.agent_check import check_nodes
 from marft_bridge.rollouts.app_graph import call_app_factory, input_keys, load_app_object, open_graph
@@ -46,6 +47,7 @@ class App:
     subject_field: str | None = None  # the field of a task that says whose data it holds
     reward_options: tuple[RewardOptions, ...] = ()  # the tables of [[rewards]]
     reward_timeout_s: float = 60.0
+    limit_reward: LimitReward | None = None  # of a run that one of its limits cut short; None: it has no reward
 
     def scorer(self) -> Scorer:
         """The scorer of all rewards. Raises BridgeError where one of them cannot be computed here."""
@@ -106,8 +108,10 @@ def task_as_input(task: Task) -> Task:
     return task
 
 
-def options_to_app(options: GraphOptions, rewards: Sequence[RewardOptions] = ()) -> App:
-    """Loads everything that `[graph]` and `[[rewards]]` name.
+def options_to_app(
+    options: GraphOptions, rewards: Sequence[RewardOptions] = (), limit_reward: LimitReward | None = None
+) -> App:
+    """Loads everything that `[graph]` and `[[rewards]]` name; `limit_reward` is as of `BridgeConfig`.
 
     Raises:
         GraphError: a name does not import, does not exist, or is of the wrong kind.
@@ -138,6 +142,7 @@ def options_to_app(options: GraphOptions, rewards: Sequence[RewardOptions] = ())
         subject_field=options.subject_field,
         reward_options=tuple(rewards),
         reward_timeout_s=options.reward_timeout_s,
+        limit_reward=limit_reward,
     )
     user_app.scorer()
     for task in (*train, *heldout):
@@ -178,7 +183,7 @@ def load_app(config: BridgeConfig) -> App:
         ConfigError: `compare.tasks` is larger than the number of held-out tasks.
     """
     check_options(config.record)
-    app = options_to_app(config.graph, config.rewards)
+    app = options_to_app(config.graph, config.rewards, config.limit_reward)
     heldout_count, all_tasks = len(app.heldout_tasks), len(app.train_tasks) + len(app.heldout_tasks)
     if (requested_tasks := config.compare.tasks or 0) > heldout_count:
         raise ConfigError(

@@ -21,8 +21,9 @@ from typing import Any, Protocol
 from langchain_core.language_models import BaseChatModel
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 
-from marft_bridge.common.errors import EpisodesFailedError, GraphError, RewardFailedError
+from marft_bridge.common.errors import EpisodesFailedError, GraphError, RewardFailedError, ServingError
 from marft_bridge.common.retries import pause_s
+from marft_bridge.common.run_limits import is_limit, time_reason
 from marft_bridge.config.bridge import CollectOptions
 from marft_bridge.model_calls.given_answers import AnswerRecord
 from marft_bridge.model_calls.routing import Route, Routing, current_routing
@@ -216,6 +217,22 @@ class Collector:
             tally.reasons[reason] += 1
             tally.failures[reason] += outcome == "failed"
 
+    def _pay_limit(self, episode: EpisodeContext, tally: Tally, reason: str) -> None:
+        """Writes what a run earned by being cut short at a limit, before its end is written: no run in the store lacks
+        it, wherever a command is killed."""
+        reward = self._app.limit_reward
+        if reward is None or episode.episode_id is None or not is_limit(reason):
+            return
+        score = reward.to_score()
+        self._graph.recorder.journal.append_rewards(score.to_rewards(episode.episode_id, time.time_ns()))
+        tally.reward_sums.update(score.team)
+        tally.reward_counts.update(score.team.keys())
+
+    async def _count_cut(self, tally: Tally, reason: str | None) -> None:
+        """Counts a run that was cut short, once it is on the disk."""
+        await asyncio.to_thread(self._graph.recorder.journal.sync)
+        self._count(tally, "truncated", reason)
+
     async def _attempt(self, request: EpisodeRequest, attempt: int, tally: Tally) -> Exception | None:
         """Runs one episode. Returns the error that it failed with, which is not counted yet."""
         episode = EpisodeContext(
@@ -260,6 +277,7 @@ class Collector:
         elif self._hosted is not None:
             routing.record = self._hosted.begin(self._graph.recorder, routing)
             episode.judge_end = routing.record.judge_end
+        episode.before_cut = partial(self._pay_limit, episode, tally)
         current_episode.set(episode)  # in the context of this asyncio task: other episodes do not see it
         current_routing.set(routing)
         result, error = await self._graph_to_result(episode, routing, request)
@@ -277,12 +295,12 @@ class Collector:
         if error is not None:
             outcome, reason = end_to_outcome(episode, error)
             if outcome == "truncated":  # as the store has it: at LangGraph's own limit on supersteps
-                self._count(tally, outcome, reason)
+                await self._count_cut(tally, reason)
                 return None
             self._backend.check()
             return error
         if episode.cut_short is not None:
-            self._count(tally, "truncated", episode.cut_short)
+            await self._count_cut(tally, episode.cut_short)
             return None
         if episode.episode_id is not None:
             try:
@@ -307,6 +325,7 @@ class Collector:
         self, episode: EpisodeContext, routing: Routing, request: EpisodeRequest
     ) -> tuple[Any, Exception | None]:
         """The final state, or the error that the graph failed with; neither where the episode was cut short."""
+        started_s = time.monotonic()
         thread = uuid.uuid4().hex  # a new thread id: an app with a checkpointer remembers nothing of other episodes
         callbacks = [_InterruptMarker(episode)]
         loop = asyncio.get_running_loop()
@@ -323,8 +342,10 @@ class Collector:
         routing.stop = partial(loop.call_soon_threadsafe, running.cancel)  # a node may call its model from a thread
         try:
             done, _ = await asyncio.wait({running}, timeout=self._options.timeout_s)
-            if not done:
-                note_cut(f"longer than {self._options.timeout_s:g} s")
+            was_out = not done and await self._was_server_out(started_s)
+            if not running.done():
+                reason = time_reason(self._options.timeout_s)
+                note_cut(f"{reason}, in which the model server was out" if was_out else reason)
                 if not await _end(running):
                     self._graph.recorder.end_episode(episode)
                     return None, None
@@ -340,6 +361,15 @@ class Collector:
         finally:
             if request.start is None:
                 await self._delete_thread(thread)
+
+    async def _was_server_out(self, since_s: float) -> bool:
+        """Whether what a run did not get done since then may be for the server, where a limit is paid for."""
+        if self._app.limit_reward is None:
+            return False
+        try:
+            return await asyncio.to_thread(self._backend.came_back, since_s)
+        except ServingError:  # lost for good, which the next call tells
+            return True
 
     def _run_task(self, task: Task, thread: str, callbacks: list[Any]) -> Coroutine[Any, Any, Any]:
         config = {"configurable": {"thread_id": thread}, "callbacks": callbacks}

@@ -67,7 +67,7 @@ def _gae_estimate(trajectory: Trajectory, name: str, gamma: float, lam: float) -
     trainable = [action.trainable for action in trajectory.actions]
     position = {action.action_id: i for i, action in enumerate(trajectory.actions)}
     reason = _missing_reason(trajectory, reward)
-    if reason is None and trajectory.episode.outcome == "truncated":
+    if reason is None and trajectory.is_unfinished(name):
         reason = "the run was cut short: what would have followed is the critic's to say"
     try:
         edges = [(position[edge.src], position[edge.dst]) for edge in trajectory.edges]

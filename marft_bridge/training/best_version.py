@@ -44,7 +44,7 @@ class ScoredEpisode:
 
     version: int
     task: str
-    reward: float | None  # None: it failed or was cut short
+    reward: float | None  # None: it failed, or was cut short without one
 
 
 @dataclass(frozen=True, slots=True)

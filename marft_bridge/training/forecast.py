@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from marft_bridge.common.run_limits import is_limit
 from marft_bridge.config.bridge import TrainOptions
 from marft_bridge.statistics.group_spread import outcomes_to_spread
 from trace_store.records import RETOKENISED, Action, Outcome, Trajectory
@@ -58,6 +59,9 @@ _MEND_LOST: Mapping[Outcome, str] = {
     ),
     "terminated": "have the reward judge every run",
 }
+_PAY_LIMIT = (
+    ", or say in graph.limit_reward what a run earns that comes to it, which `marft-bridge score` gives stored runs too"
+)
 _NEVER_ACTS = "it never acts"
 _MEND_CALLS = {
     GREEDY: "have the app sample at a temperature above 0",
@@ -384,7 +388,7 @@ def _find_examples(
 def _lost_reason(trajectory: Trajectory, options: TrainerOptions) -> tuple[Outcome, str] | None:
     """How an episode ended that teaches less than a whole one, and why; else None."""
     outcome = trajectory.episode.outcome
-    if outcome != "terminated":
+    if outcome == "failed" or trajectory.is_unfinished(options.reward):
         return outcome, trajectory.episode.reason or outcome
     return (outcome, f"no reward {options.reward!r}") if _reward(trajectory, options.reward) is None else None
 
@@ -497,7 +501,10 @@ def _lost_counts(forecast: Forecast) -> str:
 
 
 def _mend(forecast: Forecast) -> str:
-    return "" if forecast.lost_outcome is None else _MEND_LOST[forecast.lost_outcome]
+    if forecast.lost_outcome is None:
+        return ""
+    pays = is_limit(forecast.lost_reason) and not forecast.by_side
+    return f"{_MEND_LOST[forecast.lost_outcome]}{_PAY_LIMIT if pays else ''}"
 
 
 def _unusable_text(forecast: Forecast) -> str:

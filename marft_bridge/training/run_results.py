@@ -1,9 +1,10 @@
 """A store -> what each request for a whole run of a command came to: what its run earned, or no result.
 
 Invariants: a run that failed, or has no finite reward, is a request without a result, and not one that was never made;
-only what was cancelled says nothing. A request counts by the attempts that came to a result, else once, however often
-it was tried. The order does not depend on the ids of episodes, which are random: in theirs sums of rewards would
-differ in their last bits from one execution to the next.
+one that a limit cut short came to what `graph.limit_reward` says; only what was cancelled says nothing. A request
+counts by the attempts that came to a result, else once, however often it was tried. The order does not depend on the
+ids of episodes, which are random: in theirs sums of rewards would differ in their last bits from one execution to the
+next.
 """
 
 from __future__ import annotations

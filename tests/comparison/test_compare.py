@@ -277,6 +277,24 @@ def test_an_episode_that_fails_takes_its_pair_out_and_is_counted_with_the_reason
     assert "after: 1 pairs left out, because one side has no 'correct'" in lab.said
 
 
+def test_a_run_that_a_limit_cuts_short_counts_by_what_that_is_worth_and_is_left_out_where_nobody_says(lab: Lab) -> None:
+    """Every answer is its bytes and one token: think and yes are 10, think and the older actor's 17, over the limit."""
+
+    def answer(model: str, number: int) -> str:
+        return "think" if model.startswith("reasoner") else "yes" if model == "actor@2" else "on and on."
+
+    lab.answer = answer
+    options: dict[str, Any] = {"tasks": 4, "metric": "reward", "collect": {"max_tokens_per_episode": 12}}
+    with pytest.raises(ConfigError, match="truncated: its limit of 12 sampled tokens is used up"):
+        lab.compare(**options)
+    report = lab.compare(**options, graph={"limit_reward": -0.5})
+    (main,) = report.contrasts
+    assert (main.n, main.mean_a, main.mean_b) == (4, -0.5, 1.0)
+    assert [variant.unscored for variant in report.variants] == [0, 0]
+    with pytest.raises(ConfigError, match=r"now it would be rewards = .*graph\.limit_reward': '-1'"):
+        lab.compare(**options, graph={"limit_reward": -1.0}, resume=True)
+
+
 @pytest.mark.slow
 def test_another_tool_surface_is_refused_unless_it_is_allowed(lab: Lab) -> None:
     """The second graph is the same but for a tool that its actor offers."""

@@ -157,6 +157,7 @@ def test_a_resumed_comparison_samples_cuts_and_scores_as_it_began(lab: Lab) -> N
             ({"collect": {"max_tokens_per_episode": 9}}, "began with max_tokens_per_episode = None, now it would be "),
             ({"collect": {"timeout_s": 250.0}}, "began with timeout_s = 300.0, now it would be timeout_s = 250.0"),
             ({"graph": {"reward": "app:other"}}, "now it would be rewards = {'graph.reward': 'app:other', 'steps': '"),
+            ({"graph": {"limit_reward": -1.0}}, "'graph.limit_reward': '-1'"),
             ({"rewards": [STEPS | {"budget": 5}]}, "began with rewards = {"),
             ({"rewards": []}, "began with rewards = {"),
         ):

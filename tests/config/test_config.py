@@ -101,6 +101,11 @@ def test_a_flag_overrides_the_file_and_an_absent_flag_does_not(tmp_path: Path) -
             "train.trainer.agents.nobody: not in graph.nodes",
         ),
         (MINIMAL + SIDES.format("'nobody'"), "train.trainer.sides: 'nobody' is not in graph.nodes"),
+        (
+            MINIMAL + "limit_reward = -1\n" + SIDES.format("'y'"),
+            "graph.limit_reward is a reward of the team, and with train.trainer.sides nobody earns one: leave it out",
+        ),
+        (MINIMAL + "limit_reward = nan\n", "graph.limit_reward: Input should be a finite number"),
         (MINIMAL.replace('"y"', '"y", "judge"') + SIDES.format("'y'"), "node 'judge' is of no side"),
         (
             MINIMAL + SIDES.format("'y'") + "[train.league]\nversions = 2\n[serve]\nmax_loras = 4\n",

@@ -4,8 +4,8 @@
 - An episode over a reward's time is kept without that reward, and the command says how many and why.
 - `score` adds rewards to stored episodes without a server, leaves what reads the final state as it was, and is refused
   for a name that nobody declared; the latest reward counts, and every earlier one stays with its time.
-- `score` leaves out what was cut short or failed, and says how many; its progress shows the means so far; it lets go of
-  an episode when it has been scored.
+- `score` leaves out what was cut short or failed, and says how many, but for what came to a limit where that is paid
+  for; its progress shows the means so far; it lets go of an episode when it has been scored.
 - What is shown of a reward is its latest value, once.
 - What bridge.toml says wrong about rewards is one line.
 """
@@ -340,23 +340,32 @@ def test_each_scoring_adds_a_reward_with_its_own_time_and_takes_none_away(lab: L
         assert episode.team_reward("reward") == correct + 3.0
 
 
-def test_score_leaves_out_what_was_cut_short_or_failed_and_says_how_many(lab: Lab) -> None:
-    def some_go_wrong(body: dict[str, Any]) -> Answer:
-        """Of the tasks with x = 1, 5, 9 the writer crashes; those with x = 3, 7, 11 ask for tools without end."""
+ENDS = {0: "terminated", 1: "failed", 2: "terminated", 3: "truncated"}
+
+
+def collect_what_goes_wrong(lab: Lab) -> None:
+    """Of the tasks with x = 1, 5, 9 the writer crashes; those with x = 3, 7, 11 ask for tools without end."""
+
+    def answer_some(body: dict[str, Any]) -> Answer:
         question = next((m["content"] for m in body["messages"] if " + 1?" in str(m["content"])), "0 ")
         x = int(question.split(" ")[0])
         return "crash" if x % 4 == 1 else [("add", {"x": 0, "y": 1})] if x % 4 == 3 else answer(body)
 
-    lab.server.answer = some_go_wrong
+    lab.server.answer = answer_some
     limited = CollectOptions(episodes=8, max_tokens_per_episode=400)
     lab.run(collect, lab.config(REWARDS).model_copy(update={"collect": limited}))
-    ends = {0: "terminated", 1: "failed", 2: "terminated", 3: "truncated"}
+
+
+TOLD = "[[rewards]]\nname = 'reward'\nkind = 'step_count'\nbudget = 6\n"
+
+
+def test_score_leaves_out_what_was_cut_short_or_failed_and_says_how_many(lab: Lab) -> None:
+    collect_what_goes_wrong(lab)
     before = lab.episodes()
-    assert [e.episode.outcome for e in before] == [ends[e.episode.task["x"] % 4] for e in before]
-    of = {end: [e for e in before if e.episode.outcome == end] for end in ends.values()}
+    assert [e.episode.outcome for e in before] == [ENDS[e.episode.task["x"] % 4] for e in before]
+    of = {end: [e for e in before if e.episode.outcome == end] for end in ENDS.values()}
     assert all(of.values())
-    told = "[[rewards]]\nname = 'reward'\nkind = 'step_count'\nbudget = 6\n"
-    said = lab.run(score, lab.config(told), ())
+    said = lab.run(score, lab.config(TOLD), ())
     assert f"scored {len(of['terminated'])} episodes" in said
     left_out = f"{len(of['truncated'])} truncated and {len(of['failed'])} failed"
     assert f"left out, because only a run that came to its end has a return: {left_out}" in said
@@ -365,6 +374,27 @@ def test_score_leaves_out_what_was_cut_short_or_failed_and_says_how_many(lab: La
             assert episode.team_reward("reward") == 0.5  # three calls of six
         else:
             assert episode.rewards == ()
+
+
+def test_score_gives_runs_that_a_limit_cut_short_what_that_is_worth_by_now(lab: Lab) -> None:
+    collect_what_goes_wrong(lab)
+    lab.run(score, lab.config(TOLD + TOLD.replace("'reward'", "'short'"), "limit_reward = -2"), ["short"])
+    cut = [run for run in lab.episodes() if run.episode.outcome == "truncated"]
+    assert cut
+    assert all(run.rewards == () for run in cut)  # another reward was asked for
+    for value in (-2.0, -3.0):
+        said = lab.run(score, lab.config(TOLD, f"limit_reward = {value}"), ["reward"])
+        runs = lab.episodes()
+        outcomes = [run.episode.outcome for run in runs]
+        assert f"scored {outcomes.count('terminated') + outcomes.count('truncated')} episodes" in said
+        left_out = "left out, because only a run that came to its end has a return"
+        assert f"{left_out}: {outcomes.count('failed')} failed" in said
+        for run in runs:
+            expected = {"terminated": 0.5, "truncated": value, "failed": None}[run.episode.outcome]
+            assert run.team_reward("reward") == expected
+            if run.episode.outcome == "truncated":
+                assert {reward.source for reward in run.rewards} == {"score:graph.limit_reward"}
+                assert not run.is_unfinished("reward")
 
 
 def test_what_is_scored_shows_the_means_so_far(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

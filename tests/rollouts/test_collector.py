@@ -2,6 +2,8 @@
 
 - A plan gives every request its own seed, keeps groups together and is the same every time.
 - Failures and limits of time and tokens are outcomes; a run in which most episodes fail stops with the reason.
+- A run that one of its limits cut short earns what that is said to be worth, from the moment when it is stored on;
+  nothing else that ends before its time does.
 - What failed for a passing reason is tried again with the same seed, each attempt a row, the last one counting.
 - An episode counts as finished only with its reward on disk; what is finished is not run again.
 - A node that never ends holds neither later episodes nor the end of the run and of the process, and is said.
@@ -25,7 +27,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
 from support.duo_rig import COMMON, TASKS, Rig, right_answer
 from support.fake_vllm import FakeVllm, running
 from support.paths import ROOT, TESTS
@@ -35,13 +39,14 @@ from marft_bridge.common.errors import EpisodesFailedError, GraphError, ServingE
 from marft_bridge.common.loop_threads import LoopThreads
 from marft_bridge.common.retries import is_connection_error, pause_s
 from marft_bridge.model_calls.node_chat_model import NodeChat
+from marft_bridge.rewards.limit_reward import LimitReward
 from marft_bridge.rollouts import collector as rollouts
 from marft_bridge.rollouts.app import split_tasks
 from marft_bridge.rollouts.episode_plan import plan_episodes, task_order, unfinished_requests
 from marft_bridge.rollouts.graph_loop import open_graph_loop
 from marft_bridge.rollouts.user_code import UserCode
 from trace_store.journal import journal_of
-from trace_store.records import Trajectory
+from trace_store.records import OF_LIMIT, Trajectory
 from trace_store.store import TraceStore
 
 
@@ -344,13 +349,15 @@ def test_a_reward_may_be_async_and_a_bare_number(tmp_path: Path) -> None:
         assert [t.team_reward("reward") for t in store.trajectories()] == [0.25] * 3
 
 
-def limited(folder: Path, limit: int, answers: dict[str, str]) -> tuple[Rig, FakeVllm, list[Trajectory]]:
+def limited(
+    folder: Path, limit: int, answers: dict[str, str], **changes: Any
+) -> tuple[Rig, FakeVllm, list[Trajectory]]:
     """One episode of the duo on a server that counts tokens as bytes and one more, with a limit on all of them."""
     with running(FakeVllm()) as server:
         server.answer = lambda body: answers[body["model"]]
         server.adapters["actor@3"] = "there"
         model = NodeChat(model="base", base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        rig = Rig(folder, model=model, max_tokens_per_episode=limit)
+        rig = Rig(folder, model=model, max_tokens_per_episode=limit, **changes)
         rig.run(plan_episodes(TASKS, 1, 1, seed=0, **COMMON))
     with rig.store() as store:
         return rig, server, list(store.trajectories())
@@ -405,6 +412,139 @@ def test_a_graph_that_goes_on_after_the_limit_is_stopped(tmp_path: Path) -> None
     assert time.monotonic() - began < 20  # its time limit is 30 s
     assert dict(tally.outcomes) == {"truncated": 1}
     assert (tally.sampled_tokens, len(server.asked)) == (25, 3)
+
+
+# -- what a limit is worth --------------------------------------------------------------------------------------------
+
+LIMIT = LimitReward("reward", -0.5)
+
+
+def endless(model: Any) -> Any:
+    """One node that goes round in circles, four times at most."""
+    graph = StateGraph(math_duo.DuoState)
+    graph.add_node("reasoner", lambda state: {})
+    graph.add_edge(START, "reasoner")
+    graph.add_edge("reasoner", "reasoner")
+    return graph.compile().with_config(recursion_limit=4)
+
+
+def asks_a_person(model: Any) -> Any:
+    def ask(state: dict[str, Any]) -> dict[str, Any]:
+        return {"answer": interrupt("sure?")}
+
+    graph = StateGraph(math_duo.DuoState)
+    graph.add_node("reasoner", ask)
+    graph.add_edge(START, "reasoner")
+    return graph.compile(checkpointer=InMemorySaver())
+
+
+def crashes(*_: Any) -> str:
+    raise ValueError("a bug of the app")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"build": endless}, "recursion limit reached"),
+        ({"timeout_s": 0.2, "delay_s": 1.0}, "longer than 0.2 s"),
+    ],
+)
+def test_a_run_that_a_limit_cuts_short_earns_what_that_is_worth_and_has_come_to_its_end(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    rig = Rig(tmp_path, limit_reward=LIMIT, **changes)
+    plan = plan_episodes(TASKS, 2, 1, seed=0, **COMMON)
+    tally = rig.run(plan)
+    assert (tally.outcomes, tally.mean("reward")) == (Counter(truncated=2), -0.5)
+    with rig.store() as store:
+        runs = list(store.trajectories())
+        assert unfinished_requests(store, plan) == []
+    assert [(run.episode.outcome, run.episode.reason) for run in runs] == [("truncated", reason)] * 2
+    for run in runs:
+        assert [(r.name, r.value, r.scope, r.source) for r in run.rewards] == [("reward", -0.5, "episode", OF_LIMIT)]
+        assert not run.is_unfinished("reward")
+
+
+def test_a_run_that_its_limit_of_tokens_cuts_short_earns_it_too(tmp_path: Path) -> None:
+    answers = {"base": "ten bytes.", "actor@3": "8 bytes."}
+    _, _, (run,) = limited(tmp_path, 15, answers, limit_reward=LIMIT)
+    assert (run.team_reward("reward"), run.episode.outcome, len(run.rewards)) == (-0.5, "truncated", 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "reason"),
+    [
+        ({"script": crashes}, "failed", "ValueError: a bug of the app"),
+        ({"build": asks_a_person}, "truncated", "interrupted"),
+        (
+            {"timeout_s": 0.2, "delay_s": 1.0, "came_back": lambda began: True},
+            "truncated",
+            "longer than 0.2 s, in which the model server was out",
+        ),
+    ],
+    ids=["crash", "interrupt", "outage"],
+)
+def test_what_ends_before_its_time_for_another_reason_earns_nothing(
+    tmp_path: Path, changes: dict[str, Any], outcome: str, reason: str
+) -> None:
+    rig = Rig(tmp_path, limit_reward=LIMIT, **changes)
+    tally = rig.run(plan_episodes(TASKS, 1, 1, seed=0, **COMMON))
+    with rig.store() as store:
+        (run,) = store.trajectories()
+    assert (run.episode.outcome, run.episode.reason, run.rewards) == (outcome, reason, ())
+    assert tally.mean("reward") is None
+    assert run.is_unfinished("reward") == (outcome == "truncated")
+
+
+def test_a_run_that_was_cancelled_earns_nothing_and_runs_again(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, limit_reward=LIMIT, delay_s=1.5)
+    plan = plan_episodes(TASKS, 1, 1, seed=0, **COMMON)
+
+    async def cancelled() -> None:
+        running = asyncio.ensure_future(rig.collector.requests_to_episodes(plan))
+        await asyncio.sleep(0.3)
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+    asyncio.run(cancelled())
+    with rig.store() as store:
+        (run,) = store.trajectories()
+        assert (run.episode.reason, run.rewards) == ("cancelled", ())
+        assert unfinished_requests(store, plan) == plan
+
+
+def test_a_run_over_its_time_that_ends_while_the_server_is_looked_at_is_a_whole_one(tmp_path: Path) -> None:
+    """The server is asked about first: what ends meanwhile has come to its end."""
+
+    def slow_look(_began: float) -> bool:
+        time.sleep(1.5)
+        return False
+
+    rig = Rig(tmp_path, limit_reward=LIMIT, timeout_s=0.5, delay_s=0.4, came_back=slow_look)  # two calls
+    assert rig.run(plan_episodes(TASKS, 1, 1, seed=0, **COMMON)).outcomes == Counter(terminated=1)
+    with rig.store() as store:
+        (run,) = store.trajectories()
+    assert run.team_reward("reward") not in (None, -0.5)
+
+
+def test_wherever_a_command_is_killed_no_run_of_a_limit_is_stored_without_what_it_earned(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "whole", build=endless, limit_reward=LIMIT)
+    plan = plan_episodes(TASKS, 1, 1, seed=0, **COMMON)
+    rig.run(plan)
+    (segment,) = journal_of(rig.path).glob("*.segment")
+    written = segment.read_bytes()
+    counts = set[tuple[int, int]]()
+    for number, end in enumerate(at for at, byte in enumerate(written) if byte == ord("\n")):
+        path = tmp_path / f"{number}.duckdb"
+        journal_of(path).mkdir()
+        (journal_of(path) / segment.name).write_bytes(written[: end + 1])
+        with TraceStore.open(path) as store:
+            store.take_in()
+            ((count,),) = store.sql("SELECT count(*) FROM episodes")
+            counts.add((count, sum(len(run.rewards) for run in store.trajectories())))
+            assert (unfinished_requests(store, plan) == []) == (count == 1)
+    assert counts == {(0, 0), (1, 1)}
 
 
 def failing(times: int, error: Exception) -> Any:

@@ -162,15 +162,16 @@ class Lab:
         return "yes" if model == "actor@2" or number % 3 == 0 else "no"
 
     def config(self, *variants: Mapping[str, Any], **options: Any) -> BridgeConfig:
-        """The duo's configuration; options are those of [compare]."""
+        """The duo's configuration; options are those of [compare], and further ones of [graph] and [collect]."""
         seed, in_flight = options.pop("seed", 0), options.pop("in_flight", 4)
+        collect = {"in_flight": in_flight} | options.pop("collect", {})
         graph = {
             "app": f"{self.apps}:duo",
             "nodes": list(NODES),
             "tasks": f"{self.apps}:tasks",
             "task_to_input": f"{self.apps}:to_input",
             "reward": f"{self.apps}:reward",
-        }
+        } | options.pop("graph", {})
         return BridgeConfig.model_validate(
             {
                 "seed": seed,
@@ -178,7 +179,7 @@ class Lab:
                 "graph": graph,
                 "model": {"path": str(self.model)},
                 "serve": {"attach": self.ours.url},
-                "collect": {"in_flight": in_flight},
+                "collect": collect,
                 "compare": {"variants": list(variants), "mixed_teams": "off", "tasks": 8, "kl_actions": 0} | options,
             }
         )

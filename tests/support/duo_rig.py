@@ -42,7 +42,10 @@ class Rig:
         self.path = folder / "store.duckdb"
         self.policy = ScriptedPolicy(script=script, delay_s=changes.pop("delay_s", 0.0))
         reward = changes.pop("reward", math_duo.reward)
-        app = App(math_duo.build, TASKS, TASKS, math_duo.task_to_input, reward, "test:reward")
+        limit_reward = changes.pop("limit_reward", None)
+        app = App(
+            math_duo.build, TASKS, TASKS, math_duo.task_to_input, reward, "test:reward", limit_reward=limit_reward
+        )
         journal = Journal(self.path.with_name("store.duckdb.journal"))
         build = changes.pop("build", math_duo.build)
         graph = wrap(build(changes.pop("model", self.policy)), Recorder(journal))

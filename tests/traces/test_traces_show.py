@@ -24,7 +24,7 @@ from marft_bridge.traces.drawing import messages_to_texts
 from marft_bridge.traces.show import show
 from trace_store.assemble import spans_to_trajectory
 from trace_store.journal import Journal
-from trace_store.records import Reward, SpanRow, Trajectory
+from trace_store.records import OF_LIMIT, Reward, SpanRow, Trajectory
 from trace_store.store import TraceStore
 
 STYLE = re.compile(r"\x1b\[[0-9;]*m")  # what rich writes for bold and dim
@@ -243,6 +243,9 @@ def test_an_advantage_that_is_not_known_says_why() -> None:
     cut = found_by_label(rewarded(2.0, OUTCOME="truncated", OUTCOME_REASON="time"), 1.0)
     assert cut["GAE"] == "the run was cut short: what would have followed is the critic's to say"
     assert cut["RLOO"] == {"x": 1.0, "y": 1.0}
+    paid = rewarded(2.0, OUTCOME="truncated", OUTCOME_REASON="longer than 9 s")
+    paid = replace(paid, rewards=(replace(paid.rewards[0], source=OF_LIMIT),))
+    assert found_by_label(paid, 1.0)["GAE"] == {"x": 2.0, "y": 2.0}  # nothing follows
     failed = found_by_label(rewarded(2.0, OUTCOME="failed", OUTCOME_REASON="boom"), 1.0)
     assert set(failed.values()) == {"the run failed, so it is not trained on"}
     assert set(found_by_label(rewarded(float("nan")), 1.0).values()) == {"the reward is nan"}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiny_policy import AGENTS, make_action, make_trajectory
 
-from trace_store.records import NO_LOGPROBS, Trajectory
+from trace_store.records import NO_LOGPROBS, OF_LIMIT, Reward, Trajectory
 from trainers.batch import ActionItem, Round, Use, trajectories_to_round
 from trainers.scoring.microbatch import items_to_microbatches, lengths_to_groups
 
@@ -41,6 +41,28 @@ def test_an_episode_that_cannot_be_trained_on_is_counted_with_its_reason(fields:
     actions = [make_action("reasoner", [1], [2]), make_action("actor", [1], [2])]
     data = _read(make_trajectory(actions, **fields))
     assert (data.items, data.drops) == ((), {reason: 1})
+
+
+@pytest.mark.parametrize(
+    ("rewards", "truncated"),
+    [
+        ([("reward", 0.5, "app:reward")], True),
+        ([("reward", -1.0, OF_LIMIT)], False),
+        ([("reward", -1.0, f"score:{OF_LIMIT}")], False),
+        ([("reward", -1.0, OF_LIMIT), ("reward", 0.5, "a person")], True),  # the latest counts
+        ([("reward", 0.5, "a person"), ("reward", -1.0, f"score:{OF_LIMIT}")], False),
+        ([("reward", 0.5, "app:reward"), ("other", -1.0, OF_LIMIT)], True),
+    ],
+)
+def test_a_run_that_was_cut_short_has_ended_where_its_reward_is_what_that_is_worth(
+    rewards: list[tuple[str, float, str]], truncated: bool
+) -> None:
+    cut = make_trajectory([make_action("actor", [1], [2])], None, outcome="truncated")
+    rows = [Reward("e", name, value, source, created_ns=at) for at, (name, value, source) in enumerate(rewards)]
+    data = _read(replace(cut, rewards=tuple(rows)))
+    assert [episode.truncated for episode in data.episodes] == [truncated]
+    (ended,) = _read(replace(cut, episode=replace(cut.episode, outcome="terminated"), rewards=tuple(rows))).episodes
+    assert not ended.truncated
 
 
 @pytest.mark.parametrize(

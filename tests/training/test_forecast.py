@@ -37,7 +37,7 @@ from marft_bridge.training.forecast import (
     trajectories_to_forecast,
 )
 from marft_bridge.training.signal_check import SignalCheck, check_forecast
-from trace_store.records import RETOKENISED, Outcome, Reward, Trajectory
+from trace_store.records import OF_LIMIT, RETOKENISED, Outcome, Reward, Trajectory
 from trainers.config import TrainerOptions
 
 GROUPS = {"samples_per_task": 4, "trainer": {"advantage": {"estimator": "grpo"}}}
@@ -133,6 +133,8 @@ def test_groups_are_as_small_as_the_runs_that_come_to_a_reward_leave_them() -> N
     [
         ("failed", "bad JSON", "mend what they failed with, since 30 of 40 episodes"),
         ("truncated", "recursion limit reached", "raise the limit that cut them (collect.timeout_s"),
+        ("truncated", "recursion limit reached", "or say in graph.limit_reward what a run earns that comes to it"),
+        ("truncated", "longer than 300 s", "or say in graph.limit_reward what a run earns that comes to it"),
         ("terminated", None, "have the reward judge every run, since 30 of 40 episodes"),
     ],
 )
@@ -141,6 +143,23 @@ def test_what_is_to_be_done_of_lost_runs_goes_by_how_they_ended(
 ) -> None:
     trajectories = [lost(t, outcome, reason) if n % 4 else t for n, t in enumerate(runs([0.0] * 40))]
     assert advised in forecast_to_advice(forecast_of(trajectories))
+
+
+def test_an_interrupt_is_no_limit_that_could_be_paid_for() -> None:
+    trajectories = [lost(t, "truncated", "interrupted") if n % 4 else t for n, t in enumerate(runs([0.0] * 40))]
+    assert "limit_reward" not in forecast_to_advice(forecast_of(trajectories))
+
+
+def test_runs_whose_limit_is_paid_for_count_as_any_that_earned_it() -> None:
+    """Of 40 runs 10 earn 0 and 30 come to a limit: so many pairs differ as where those 30 earned -1 by themselves."""
+    whole = runs([-1.0 if n % 4 else 0.0 for n in range(40)])
+    cut = [lost(t, "truncated", "recursion limit reached") if n % 4 else t for n, t in enumerate(whole)]
+    paid = [t if t.rewards else replace(t, rewards=(Reward("e", "reward", -1.0, OF_LIMIT, 1),)) for t in cut]
+    forecast = forecast_of(paid)
+    assert forecast == forecast_of(whole)
+    assert (forecast.lost, forecast.counted, forecast.better) == (0, 40, 10)
+    assert forecast_to_refusal(forecast) is None
+    assert forecast_to_refusal(forecast_of(cut)) is not None  # all that came to a reward earned the same
 
 
 @pytest.mark.parametrize("options", [{}, GROUPS])

@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langgraph.graph import END, START, StateGraph
 from support.duo_rig import COMMON, TASKS, Rig
 from support.school_rig import School, school_in
 from support.tiny_policy import make_action, make_trajectory
 
+from graphs import math_duo
 from marft_bridge.config.bridge import BridgeConfig, TrainOptions
+from marft_bridge.rewards.limit_reward import LimitReward
 from marft_bridge.rollouts.episode_plan import EpisodeRequest
 from marft_bridge.training.round_plan import (
     RoundPlan,
@@ -200,6 +203,33 @@ def test_what_rounds_came_to_is_read_by_task_with_what_failed_and_without_later_
         *[LostRun("t2", 2)] * 2,
         *[TaskReward("t3", 2, 4.0)] * 2,
     ]
+
+
+def test_a_run_that_a_limit_ended_is_played_and_known_by_what_that_earned(tmp_path: Path) -> None:
+    """On the even tasks the graph goes round in circles."""
+
+    def build(_model: Any) -> Any:
+        graph = StateGraph(math_duo.DuoState)
+        graph.add_node("reasoner", lambda state: {})
+        graph.add_edge(START, "reasoner")
+        graph.add_conditional_edges(
+            "reasoner", lambda state: END if int(state["question"].split(" ")[0]) % 2 else "reasoner"
+        )
+        return graph.compile().with_config(recursion_limit=4)
+
+    plan = plan_round(TASKS, options(episodes_per_round=4, samples_per_task=1, trainer={}), seed=0, **OF_ROUND)
+    for name, limit in (("paid", LimitReward("reward", -1.0)), ("unpaid", None)):
+        (tmp_path / name).mkdir()
+        rig = Rig(tmp_path / name, build=build, reward=lambda *_: 0.0, limit_reward=limit)
+        rig.run(list(plan.planned))
+        with rig.store() as store:
+            assert next_wave(plan, store, [], to_teaching=in_mixed_groups) == []
+            known = runs_of_rounds(store, "run", 1, reward="reward")
+            played = list(store.trajectories())
+        collected = runs_of_stored(played, {each.episode.episode_id for each in played}, "reward")
+        cut = [LostRun(f"t{n}", 1) if limit is None else TaskReward(f"t{n}", 1, -1.0) for n in (0, 2)]
+        assert sorted(known, key=repr) == sorted([*cut, TaskReward("t1", 1, 0.0), TaskReward("t3", 1, 0.0)], key=repr)
+        assert sum(isinstance(run, LostRun) for run in collected) == (2 if limit is None else 0)
 
 
 def test_what_was_collected_is_known_once_a_request_and_traces_of_others_by_their_rewards_alone() -> None:

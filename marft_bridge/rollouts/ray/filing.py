@@ -76,6 +76,7 @@ class Filing:
         outcome = attributes.get(names.OUTCOME)
         if outcome == "truncated" and attributes.get(names.OUTCOME_REASON) != CANCELLED:
             self._done.add(key)
+            self._rewarded.discard(record.trace_id)  # that of its limit, which comes first
         elif outcome == "terminated":
             self._ended[record.trace_id] = key
             self._mark_if_rewarded(record.trace_id)

@@ -3,6 +3,7 @@
 - Two workers on a real local cluster finish exactly the requests that a local collect finishes, with its seeds.
 - A worker that is killed loses its unfinished episodes to another worker; no request is finished twice.
 - A run that was stopped is resumed; what is finished is not run again.
+- A run that a limit cuts short earns the same wherever it is played.
 - Driver and workers agree on configuration, code and model; what cannot work is refused in one line.
 - Lines of a worker are filed whole and undamaged, or not at all; nothing ends before all of its lines are out.
 - A worker whose shared server hangs ends with that reason; its calls do not wait for ever.
@@ -52,7 +53,7 @@ from marft_bridge.rollouts.ray.worker import Worker
 from marft_bridge.runs.run_folder import RunFolder
 from trace_store import conventions as c
 from trace_store.journal import Journal, line_of, record_of
-from trace_store.records import AdapterRow, Episode, Reward, SpanRow
+from trace_store.records import OF_LIMIT, AdapterRow, Episode, Reward, SpanRow
 from trace_store.store import TraceStore
 from trainers.common.files import weights_to_sha256
 
@@ -103,7 +104,7 @@ class Lab:
             "tasks": "graphs.math_duo:tasks",
             "task_to_input": "graphs.math_duo:task_to_input",
             "reward": "graphs.math_duo:reward",
-        }
+        } | changes.pop("graph", {})
         where: dict[str, Any] = {"serve": {"attach": self.server.url, "api_key_env": "LAB_KEY"}}
         if engine == "ray each":
             where = {}
@@ -225,6 +226,24 @@ def test_a_stopped_run_is_resumed_without_running_anything_twice(lab: Lab) -> No
     lab.collect(config, resume=True)
     after = finished(lab.episodes(config))
     assert (after.total(), set(after.values())) == (40, {1})
+
+
+@pytest.mark.slow
+def test_workers_pay_for_a_limit_what_a_local_collect_pays(lab: Lab) -> None:
+    earned: dict[str, set[tuple[Any, ...]]] = {}
+    lab.server.answer = lambda body: "an answer of many tokens"
+    for engine in ("local", "ray"):
+        graph = {"limit_reward": -0.5}
+        config = lab.config(engine, engine, 6, graph=graph, max_tokens_per_episode=10)
+        said = lab.collect(config)
+        assert any(line.startswith("collected 6 truncated") for line in said)
+        with TraceStore.open(RunFolder(config.run_folder).store) as store:
+            store.take_in()
+            runs = list(store.trajectories())
+        earned[engine] = {(t.episode.task_id, r.name, r.value, r.source) for t in runs for r in t.rewards}
+    assert earned["local"] == earned["ray"]
+    assert {entry[1:] for entry in earned["ray"]} == {("reward", -0.5, OF_LIMIT)}
+    assert len(earned["ray"]) == 6
 
 
 @pytest.mark.slow
@@ -419,10 +438,14 @@ REWARD = Reward("t1", "reward", 1.0, "a:r", 3)
         ([root("terminated"), replace(REWARD, scope="agent", node="actor")], False),
         ([root("terminated"), replace(REWARD, episode_id="t2")], False),
         ([root("truncated", "longer than 3 s")], True),
+        ([replace(REWARD, source=OF_LIMIT), root("truncated", "longer than 3 s")], True),
         ([root("truncated", "cancelled")], False),
         ([root("failed", "KeyError: 'x'"), REWARD], False),
     ],
-    ids=["rewarded", "reward-first", "no-reward", "agent-reward", "other-reward", "truncated", "cancelled", "failed"],
+    ids=[
+        *("rewarded", "reward-first", "no-reward", "agent-reward", "other-reward"),
+        *("truncated", "limit-reward-first", "cancelled", "failed"),
+    ],
 )
 def test_a_request_is_done_by_the_records_that_are_filed(tmp_path: Path, records: list[Any], done: bool) -> None:
     filing = Filing(Journal(tmp_path), "collect")
