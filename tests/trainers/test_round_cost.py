@@ -25,6 +25,7 @@ from trace_store.records import Trajectory
 from trainers.batch import ActionItem
 from trainers.common.workers import Workers
 from trainers.config import LoraOptions
+from trainers.errors import TrainError
 from trainers.marft import MarftTrainer
 from trainers.objective import update_order
 from trainers.policies.adapter_learner import AdapterLearner
@@ -147,7 +148,7 @@ def call(*sampled: int) -> ActionItem:
 
 @torch.no_grad()
 def test_a_switch_of_adapters_and_a_pass_without_one_cost_the_same_in_every_team(model_dir: Path) -> None:
-    (batch,) = items_to_microbatches([call(4, 5), call(6)])
+    (batch,) = items_to_microbatches([call(4, 5), call(6)], 64)
     costs = []
     for agents in (2, 8):
         model = policy(model_dir, agents)
@@ -166,7 +167,7 @@ def state(model: PolicyModel) -> tuple[list[list[str]], dict[str, bool]]:
 
 @torch.no_grad()
 def test_switches_leave_a_model_as_those_of_peft_do(model_dir: Path) -> None:
-    (batch,) = items_to_microbatches([call(4, 5), call(6)])
+    (batch,) = items_to_microbatches([call(4, 5), call(6)], 64)
     model, by_peft = policy(model_dir, 3), policy(model_dir, 3)
     for adapter in ("agent2", "agent0", "agent1"):
         with model.peft.disable_adapter():
@@ -177,6 +178,18 @@ def test_switches_leave_a_model_as_those_of_peft_do(model_dir: Path) -> None:
         assert state(model) == state(by_peft)
         assert model.peft.active_adapter == by_peft.peft.active_adapter
         assert not torch.equal(model.logprobs(adapter, batch), base_logp_T)
+
+
+def test_a_peft_that_keeps_the_active_adapter_elsewhere_is_refused(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = policy(model_dir, 2)
+    monkeypatch.setattr(LoraLayer, "active_adapters", ["elsewhere"])
+    with pytest.raises(TrainError, match=r"install peft 0\.21"):
+        model.use("agent0")
+    monkeypatch.setattr(LoraLayer, "disable_adapters", False)
+    with pytest.raises(TrainError, match=r"install peft 0\.21"):
+        model.logprobs(None, items_to_microbatches([call(4)], 64)[0])
 
 
 # -- calls ---------------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from peft.tuners.lora.layer import LoraLayer
 
+from trainers.errors import TrainError
+
 
 class AdapterSwitch:
     """Which adapter the layers of one model compute with.
@@ -44,7 +46,7 @@ class AdapterSwitch:
             for layer in self._layers:
                 layer._active_adapter = [slot]
             self._peft.active_adapter = self._peft.base_model.active_adapter = slot
-            assert self._layers[0].active_adapters == [slot], "this peft keeps the active adapter elsewhere"
+            _require(self._layers[0].active_adapters == [slot])
         self._slot = slot
 
     @contextmanager
@@ -54,8 +56,20 @@ class AdapterSwitch:
         try:
             for layer in self._layers:
                 layer._disable_adapters = True
-            assert self._layers[0].disable_adapters, "this peft keeps elsewhere whether adapters are on"
+            _require(self._layers[0].disable_adapters)
             yield
         finally:
             for layer, was_off in zip(self._layers, were_off, strict=True):
                 layer._disable_adapters = was_off
+
+
+def _require(is_switched: bool) -> None:
+    """Refuses a peft whose layers do not read the attributes that are written here.
+
+    Raises:
+        TrainError: they read others.
+    """
+    if not is_switched:
+        raise TrainError(
+            "this release of peft keeps active adapters in a way that is not known here: install peft 0.21"
+        )
