@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ class Fork:
     whole: EpisodeItem | None  # with the repeated calls among its actions; None where there are none to train on
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Forest:
     """The trees of a round."""
 
@@ -67,7 +68,7 @@ class Forest:
         weight_A: Floats = np.bincount(self.row_B, weights=self.weight_B, minlength=len(self.path_A)).astype(np.float64)
         return weight_A
 
-    @property
+    @cached_property
     def stands_A(self) -> list[list[tuple[int, float]]]:
         """The runs that a call stands in, with their weights."""
         stands: list[list[tuple[int, float]]] = [[] for _ in self.path_A]

@@ -88,15 +88,15 @@ def _was_served(
     if version == 0 or is_missing:
         return None
     engine_logprobs = _of_decided([action.logprobs or () for action in actions], actions)
+    # the older version first: what the trainer was asked last, the update that follows may take from it
+    older_logprobs = _logprobs_at(policies, registry, node, version=older, actions=actions)
     trainer_logprobs = (
         _of_decided(policies.logprobs_of(node, actions), actions)
         if version == newest
         else _logprobs_at(policies, registry, node, version=version, actions=actions)
     )
     gap = logprob_gap(engine_logprobs, trainer_logprobs, f"{node}@{version}")
-    older_gap = logprob_gap(
-        engine_logprobs, _logprobs_at(policies, registry, node, version=older, actions=actions), f"{node}@{older}"
-    )
+    older_gap = logprob_gap(engine_logprobs, older_logprobs, f"{node}@{older}")
     if gap is None or older_gap is None:
         return None
     is_held = any(forced_tokens(action) for action in actions)

@@ -25,8 +25,8 @@ Parts = dict[str, float]
 """Seconds by name: publish, rollout, score, update, other."""
 
 _EACH = 'set -e; for c in collect train; do "$0" -m marft_bridge "$c" --config "$1"; done'
-_LENGTH = """
-SELECT avg(len(prompt_ids) + len(sampled_ids)) FROM actions JOIN episodes USING (episode_id) WHERE run_id = 'train'
+_TOKENS = """
+SELECT {of}(len(prompt_ids) + len(sampled_ids)) FROM actions JOIN episodes USING (episode_id) WHERE run_id = 'train'
 """
 
 
@@ -102,5 +102,14 @@ def rounds_to_measurement(rounds: Sequence[Parts], per: int, unit: str) -> Measu
 
 def mean_length(folder: Path) -> float:
     """Prompt and sampled tokens of a call in training, on average."""
+    return float(_tokens(folder, "avg"))
+
+
+def recorded_tokens(folder: Path) -> int:
+    """Prompt and sampled tokens of all calls in training."""
+    return int(_tokens(folder, "sum"))
+
+
+def _tokens(folder: Path, of: str) -> Any:
     with TraceStore.open(RunFolder(folder / "run").store, read_only=True) as store:
-        return float(store.sql(_LENGTH)[0][0])
+        return store.sql(_TOKENS.format(of=of))[0][0]

@@ -3,20 +3,24 @@
 `round_seconds` is the demo as it is. The others change one thing at a time: the number of agents, in chains of the zoo,
 or the length of the calls, by a text of its own in every task. They learn so little that every round is alike. Their
 figures are of one episode, because the longer ones can only be tried on few, and of a single round, to be affordable.
+
+`agents_scaling_exponent` is what agents cost by themselves: later agents of the zoo's chains have longer prompts, and
+in its own lines all calls are of one length.
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks import round_app
 from benchmarks.harness import Measurement, bench
 from benchmarks.rollout_rig import bench_model
-from benchmarks.round_rig import changed, content_to_measurements
+from benchmarks.round_rig import changed, content_to_measurements, content_to_rounds, recorded_tokens
+from benchmarks.round_table import exponent
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEMO = EXAMPLES / "math_duo/bridge.toml"
@@ -27,6 +31,7 @@ COLLECTED = 48  # by the demo; it needs some that came out right
 
 AGENTS = (2, 4, 8, 12)
 EPISODES = 8  # of a round of a chain
+TOKENS_APART = 0.05  # how far from 1 the exponent of a line's tokens may be
 DEMO_TOKENS = 104  # of a call of the demo, on average: tests/benchmarks/duo_round.json
 LENGTHS = {256: 8, 512: 4, 1024: 2, 2048: 2, 4096: 2}
 """Tokens of a call -> episodes of a round."""
@@ -49,7 +54,30 @@ def chain(agents: int) -> dict[str, Any]:
         nodes = [profile.role for profile in round_app.PAIR]
         content["graph"] |= {"app": f"{round_app.__name__}:build_pair", "nodes": nodes}
         content["name"] = "pair"
-    changes = _STEADY | {
+    return changed(content, _room_for(agents))
+
+
+def line(agents: int) -> dict[str, Any]:
+    """So many agents in a line whose calls are of one length, and whose rounds have the same steps to take."""
+    content = _content(EXAMPLES / "zoo/quartet.toml")
+    app = round_app.__name__
+    content["graph"] |= {
+        "app": f"{app}:build_line_{agents}",
+        "nodes": round_app.line_nodes(agents),
+        "reward": f"{app}:even_sum",
+    }
+    content["name"] = "line"
+    changes = {
+        "compare.metric": "reward",
+        "train.trainer.objective.negative_weight": 1.0,  # else how many calls are learned from is a matter of luck
+        "train.trainer.optimizer.minibatch_actions": EPISODES,
+    }
+    return changed(content, _room_for(agents) | changes)
+
+
+def _room_for(agents: int) -> dict[str, Any]:
+    """What is the same in all chains, and room for their adapters."""
+    return _STEADY | {
         "serve.max_model_len": 544,
         "serve.max_loras": 2 * agents,
         "sampling.max_tokens": 16,
@@ -57,7 +85,6 @@ def chain(agents: int) -> dict[str, Any]:
         "collect.in_flight": EPISODES,
         "train.episodes_per_round": EPISODES,
     }
-    return changed(content, changes)
 
 
 def long_calls(length: int, tasks: Path) -> dict[str, Any]:
@@ -104,6 +131,25 @@ def _bench_of_length(length: int) -> Callable[[Path], Iterator[Measurement]]:
 
     measure.__name__ = f"round_seconds_length_{length}"
     return measure
+
+
+@bench
+def agents_scaling_exponent(folder: Path) -> Iterator[Measurement]:
+    """k of seconds ~ agents^k, for one round of lines of 2 to 12 agents; beside it that of their recorded tokens."""
+    seconds, tokens = dict[int, float](), dict[int, int]()
+    for agents in AGENTS:
+        run = folder / str(agents)
+        run.mkdir()
+        (parts,) = content_to_rounds(_served(line(agents)), run, 1)
+        seconds[agents], tokens[agents] = sum(parts.values()), recorded_tokens(run)
+    yield growth_to_measurement(seconds, tokens)
+
+
+def growth_to_measurement(seconds: Mapping[int, float], tokens: Mapping[int, int]) -> Measurement:
+    """A round's seconds and tokens by the number of agents -> their exponents, by least squares of the logarithms."""
+    of_seconds, of_tokens = (exponent(list(sizes), list(sizes.values())) for sizes in (seconds, tokens))
+    assert abs(of_tokens - 1) <= TOKENS_APART, f"tokens grow as agents^{of_tokens:.2f}: calls are not of one length"
+    return Measurement(of_seconds, "exponent", of_tokens, of_seconds / of_tokens)
 
 
 for _agents in AGENTS:

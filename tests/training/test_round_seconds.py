@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import random
@@ -22,6 +23,7 @@ from typing import Any
 import pytest
 from benchmarks import round_app, round_rig, round_seconds, round_table
 from benchmarks.harness import BENCHES, figures_to_file, measurements_to_figure, print_figures
+from langchain_core.messages import AIMessage
 from rich.console import Console
 from support import zoo_rig
 from support.paths import ROOT
@@ -316,6 +318,71 @@ def test_a_pattern_chooses_benches_and_each_can_run_alone() -> None:
         *(f"round_seconds_agents_{n}" for n in (2, 4, 8, 12)),
         *(f"round_seconds_length_{n}" for n in (256, 512, 1024, 2048, 4096)),
     }
+
+
+def test_lines_differ_in_the_graph_and_in_the_room_for_its_adapters_only(tmp_path: Path) -> None:
+    contents = [as_read(round_seconds.line(agents), tmp_path) for agents in round_seconds.AGENTS]
+    assert [len(content["graph"]["nodes"]) for content in contents] == [2, 4, 8, 12]
+    for one, other in pairwise(contents):
+        assert differing(one, other) == {"graph.app", "graph.nodes", "serve.max_loras"}
+    in_chains = differing(contents[0], as_read(round_seconds.chain(2), tmp_path))
+    assert {name for name in in_chains if name.startswith(("train.", "sampling.", "collect.", "serve."))} == {
+        "train.trainer.objective.negative_weight",
+        "train.trainer.optimizer.minibatch_actions",
+    }
+
+
+def test_every_agent_of_a_line_reads_as_much_however_many_there_are() -> None:
+    """The question and the last word of the one before, at most eight bytes of it; the first reads two zeros there."""
+    read: list[str] = []
+
+    class Verbose:
+        async def ainvoke(self, messages: list[Any]) -> Any:
+            read.append("\n".join(str(message.content) for message in messages))
+            return AIMessage(f"I think that it is\nor {len(read) + 10}")
+
+    for agents in round_seconds.AGENTS:
+        read.clear()
+        build = getattr(round_app, f"build_line_{agents}")
+        result = asyncio.run(build(Verbose()).ainvoke({"question": "What is 2 + 2?"}))
+        assert len(read) == agents
+        assert read[0].endswith("What is 2 + 2?\nThe agent before you: 00\nThe number?")
+        assert all(text.endswith("What is 2 + 2?\nThe agent before you: it is\nThe number?") for text in read[1:])
+        assert {len(text) - len("00") for text in read[:1]} == {len(text) - len("it is") for text in read[1:]}
+        assert result["answer"] == "it is"
+
+
+def test_half_of_a_line_s_tasks_are_worth_one_whatever_is_said() -> None:
+    rewards = [round_app.even_sum(task, {})["reward"] for task in math_duo.tasks()]
+    assert (rewards.count(1.0), len(rewards)) == (205, 405)  # of 81 sums of 1 to 9 and 1 to 9, 41 are even
+
+
+def test_what_agents_cost_is_the_slope_of_a_rounds_seconds_beside_that_of_its_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seconds 3, 12, 48 and 108 are 3 (n / 2)^2; tokens 500 n have a slope of 1."""
+    seconds = {2: 3.0, 4: 12.0, 8: 48.0, 12: 108.0}
+
+    def one_round(content: dict[str, Any], folder: Path, rounds: int) -> list[round_rig.Parts]:
+        assert (folder.parent, rounds) == (tmp_path, 1)
+        whole = seconds[len(content["graph"]["nodes"])]
+        return [{"rollout": whole / 3, "update": whole * 2 / 3}]
+
+    monkeypatch.setattr(round_seconds, "bench_model", lambda: tmp_path)
+    monkeypatch.setattr(round_seconds, "content_to_rounds", one_round)
+    monkeypatch.setattr(round_seconds, "recorded_tokens", lambda folder: 500 * int(folder.name))
+    (measured,) = BENCHES["agents_scaling_exponent"](tmp_path)
+    assert measured.unit == "exponent"
+    assert (measured.value, measured.baseline, measured.ratio) == pytest.approx((2.0, 1.0, 2.0))
+
+
+def test_what_agents_cost_is_told_of_calls_of_one_length_only() -> None:
+    seconds = {2: 1.0, 4: 2.0, 8: 4.0}
+    measured = round_seconds.growth_to_measurement(seconds, {2: 100, 4: 200, 8: 400})
+    assert (measured.value, measured.baseline) == pytest.approx((1.0, 1.0))
+    longer = {2: 100, 4: 220, 8: 484}  # 2.2 times as many for twice the agents: log 2.2 / log 2 is 1.14
+    with pytest.raises(AssertionError, match=r"agents\^1.14: calls are not of one length"):
+        round_seconds.growth_to_measurement(seconds, longer)
 
 
 def test_growth_is_the_slope_of_logarithms_and_the_quadratic_share_is_that_of_the_greatest_length() -> None:

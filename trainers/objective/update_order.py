@@ -36,7 +36,7 @@ from trainers.objective.scored_round import ScoredRound, without_successes
 from trainers.objective.trust_region import SLACK, information, next_rate
 from trainers.policies.policies import Policies
 from trainers.scoring.model import Tick
-from trainers.scoring.sampling import compounded_factor, items_to_ratios
+from trainers.scoring.sampling import add_log_ratios, compounded_factor, items_to_ratios
 
 _PROBES = 64  # calls that a KL is measured on where nothing else needs all of them
 
@@ -90,7 +90,7 @@ class UpdateContext:
         return without_successes(self.data, self.scored.rows_of[name], self.options)
 
     def to_adapter_round(self, name: str, factor_A: Tensor, rows: Sequence[int]) -> AdapterRound:
-        """What the adapter `name` learns from in these actions, weighted by the adapters before it."""
+        """What the adapter `name` learns from in these actions; `factor_A`: their weights by the adapters before it."""
         data, scored = self.data, self.scored
         device, reference_T = self.policies.learners[name].model.device, scored.reference_T
         threshold = self.options.experimental.nll_threshold
@@ -103,7 +103,7 @@ class UpdateContext:
             old_T=[scored.old_T[i] for i in rows],
             reference_T=None if reference_T is None else [reference_T[i] for i in rows],
             advantage_U=self.units.split(self.normal.advantage_U, rows, device),
-            factor_A=factor_A[list(rows)].to(device),
+            factor_A=factor_A.to(device),
             positive_A=torch.tensor(positive, dtype=torch.float32, device=device),
             source_U={source: self.units.split(part_U, rows, device) for source, part_U in sources.items()},
             stands_A=None if stands_A is None else [stands_A[i] for i in rows],
@@ -126,17 +126,16 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
         kl_target (nats a call; None without `kl_target`), lr, factor_mean, adapter_norm, adapter_moved.
     """
     data, options, rows_of = context.data, context.options, context.scored.rows_of
-    factor_A = torch.ones(len(data.items))
     factors = _SideFactors(data, options)
     learned: dict[str, dict[str, Any]] = {}
     acting = sum(1 for rows in rows_of.values() if rows)  # who has nothing to learn from leaves its part to the others
     for name, rows in rows_of.items():
         learner = context.policies.learners[name]
         snapshot = learner.snapshot()
-        adapter_round = context.to_adapter_round(name, factor_A, rows=rows)
+        adapter_round = context.to_adapter_round(name, factors.of(rows), rows=rows)
         target = _kl_target(adapter_round, acting, options, absent=_runs_without(data, rows, options))
         if target == 0:  # nothing says how far, so there is no step, and none to look at
-            adapter_round = context.to_adapter_round(name, factor_A, rows=[])
+            adapter_round = context.to_adapter_round(name, factors.of([]), rows=[])
         schedule = rate_factor(options.experimental.schedule, context.rounds)
         extent = _extent_of_round(adapter_round.advantage_U, learner.kl_rate, options)
         learner.set_rate(extent.rate * schedule)
@@ -147,13 +146,13 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
         weighs_others = options.objective.update == "sequential" and len(learned) + 1 < len(rows_of)
         measured: dict[str, float | None] = {"kl_after": None, "kl_of_call": None, "step_share": None}
         sampled_rows = context.sampled_rows(name)
-        factor_mean = float(factor_A[sampled_rows].mean()) if sampled_rows else None
+        factor_mean = float(factors.of(sampled_rows).mean()) if sampled_rows else None
         if not weighs_others:  # nothing but the KL is asked, and some of the calls tell it
             kinds = [(data.items[i].agent, data.items[i].turn) for i in sampled_rows]
             sampled_rows = [sampled_rows[k] for k in spread_rows(kinds, _PROBES)]
         if sampled_rows and target != 0 and (weighs_others or target is not None):
             phase = partial(context.tick_of, f"new log-probs {name}", len(sampled_rows))
-            sampled_round = context.to_adapter_round(name, factor_A, rows=sampled_rows)
+            sampled_round = context.to_adapter_round(name, factors.of(sampled_rows), rows=sampled_rows)
             limit = None if target is None else SLACK * target
             new_T, result, kl_after = measure(learner, sampled_round, snapshot, limit=limit, phase=phase)
             measured = {"kl_after": kl_after, "kl_of_call": result.kl, "step_share": result.share}
@@ -161,7 +160,7 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
                 learner.kl_rate = next_rate(learner.kl_rate, result.whole_kl, target)
             if weighs_others:
                 ratios_A = items_to_ratios(new_T, sampled_round.items, options, old_T=sampled_round.old_T)
-                factor_A = factors.compounded(factor_A, ratios_A, sampled_rows)
+                factors.compound(ratios_A, sampled_rows)
         movement = learner.movement(snapshot)
         learned[name] = {**improved, **measured, "kl_target": target, "factor_mean": factor_mean, **movement}
     return learned
@@ -181,32 +180,40 @@ def _extent_of_round(advantage_U: Sequence[Tensor], kl_rate: float, options: Tra
 
 
 class _SideFactors:
-    """The compounded ratios of each side's adapters already updated; without sides all agents are of one."""
+    """The compounded ratios of each side's adapters already updated; without sides all agents are of one.
+
+    What an adapter is weighted by is computed at its turn, of its own actions: all together are looked at once.
+    """
 
     def __init__(self, data: Round, options: TrainerOptions) -> None:
         self._options, self._stands_A = options, _stands(data)
         side_of = options.side_of or {}
-        self._rows: dict[str, list[int]] = {}
-        for i, item in enumerate(data.items):
-            self._rows.setdefault(side_of.get(item.agent, ""), []).append(i)
-        self._log_factor_E = {side: torch.zeros(len(data.episodes), dtype=torch.float64) for side in self._rows}
+        self._side_A = [side_of.get(item.agent, "") for item in data.items]
+        self._log_factor_E = {
+            side: torch.zeros(len(data.episodes), dtype=torch.float64) for side in dict.fromkeys(self._side_A)
+        }
 
-    def compounded(self, factor_A: Tensor, ratios_A: Tensor, rows: Sequence[int]) -> Tensor:
-        """The factors of the round's actions after an adapter was updated, whose ratios at `rows` these are."""
-        factor_A = factor_A.clone()
-        for side, side_rows in self._rows.items():
-            of_side = set(side_rows)
-            chosen = [k for k, i in enumerate(rows) if i in of_side]
-            if chosen:
-                side_factor_A = compounded_factor(
-                    self._log_factor_E[side],
-                    ratios_A[chosen],
-                    [rows[k] for k in chosen],
-                    stands_A=self._stands_A,
-                    options=self._options,
-                )
-                factor_A[side_rows] = side_factor_A[side_rows]
+    def of(self, rows: Sequence[int]) -> Tensor:
+        """What these actions are weighted by so far, in their order."""
+        factor_A = torch.ones(len(rows))
+        for side, positions in self._sides_to_positions(rows):
+            factor_A[positions] = compounded_factor(
+                self._log_factor_E[side], [self._stands_A[rows[k]] for k in positions], self._options
+            )
         return factor_A
+
+    def compound(self, ratios_A: Tensor, rows: Sequence[int]) -> None:
+        """Takes in that an adapter was updated, whose ratios at `rows` these are."""
+        for side, positions in self._sides_to_positions(rows):
+            stands_A = [self._stands_A[rows[k]] for k in positions]
+            add_log_ratios(self._log_factor_E[side], ratios_A[positions], stands_A)
+
+    def _sides_to_positions(self, rows: Sequence[int]) -> list[tuple[str, list[int]]]:
+        """The sides that acted at `rows`, with where in them."""
+        positions: dict[str, list[int]] = {}
+        for k, i in enumerate(rows):
+            positions.setdefault(self._side_A[i], []).append(k)
+        return list(positions.items())
 
 
 def _stands(data: Round) -> list[list[tuple[int, float]]]:

@@ -6,22 +6,36 @@ over processes are taken before every step. It knows nothing of losses, advantag
 Shapes: lists are parallel to the items; _T tensors have one entry per decided token.
 """
 
-# ruff: noqa: N806 (shape suffixes)
+# ruff: noqa: N806, N815 (shape suffixes)
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trainers.batch import ActionItem
+from trainers.checks.reality import Fingerprint, tensors_to_fingerprint
 from trainers.common.workers import Workers
 from trainers.config import TrainerOptions
 from trainers.errors import TrainError
 from trainers.scoring.microbatch import MicroBatch, items_to_microbatches
 from trainers.scoring.model import PolicyModel, Tick
 from trainers.scoring.passes import scoring_passes
+
+_Calls = tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], float], ...]
+"""Of each: prompt, sampled ids, forced ones among them, temperature."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What was asked last of one process alone, and the log-probs that it was told."""
+
+    calls: _Calls
+    weights: Fingerprint | None  # of the adapter; None for the base model
+    logp_T: tuple[Tensor, ...]
 
 
 class AdapterLearner:
@@ -38,6 +52,7 @@ class AdapterLearner:
         self.parameters = list(model.parameters(adapter).values())
         self.optimizer = self.fresh_optimizer()
         self.imitated_tasks: set[str] = set()  # digests of those that imitation, or another training, learned from
+        self._latest: _Answer | None = None
         self.kl_rate = 1.0  # what `objective.kl_target` has made of `lr`, as a factor
 
     def fresh_optimizer(self) -> torch.optim.AdamW:
@@ -77,11 +92,29 @@ class AdapterLearner:
     ) -> list[Tensor]:
         """Log-probs of each action's decided tokens under the current policy, or the base model's; one tensor each.
 
+        The same calls by the same weights as the time before are not scored again: whether the server answers with the
+        newest adapter and whether engine and trainer agree is mostly told of the same few calls.
+
         Args:
             is_shared: all processes score them together; else this one does it alone, and meets nobody, unless it is
                 for the layers of a sharded base: then the others must make as many passes (`PolicyModel.idle_pass`).
         """
-        workers = self.workers if is_shared else Workers.alone()
+        if self.workers.count > 1:  # they all must meet, and one may have scored by itself what the others did not
+            workers = self.workers if is_shared else Workers.alone()
+            return self._score(items, reference, tick, workers=workers)
+        calls = tuple((item.prompt_ids, item.sampled_ids, item.forced, item.temperature) for item in items)
+        weights = None if reference else tensors_to_fingerprint(self.model.parameters(self.adapter))
+        latest = self._latest
+        if latest is None or latest.weights != weights or latest.calls != calls:
+            logp_T = self._score(items, reference, tick, workers=self.workers)
+            latest = self._latest = _Answer(calls, weights, tuple(logp_T))
+        elif tick is not None:
+            tick(len(items))
+        return list(latest.logp_T)
+
+    def _score(
+        self, items: Sequence[ActionItem], reference: bool, tick: Tick | None, *, workers: Workers
+    ) -> list[Tensor]:
         scored: list[tuple[int, Tensor]] = []
         batches = self.microbatches(items, shares=workers.count)
         for batch in scoring_passes(self.model, workers, batches):

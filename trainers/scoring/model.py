@@ -28,6 +28,7 @@ from trainers.common.free_memory import give_back_large_blocks
 from trainers.config import LoraOptions
 from trainers.errors import TrainError
 from trainers.scoring.activation_checkpointing import recompute_layers
+from trainers.scoring.adapter_switch import AdapterSwitch
 from trainers.scoring.fast_layers import speed_up
 from trainers.scoring.four_bit import compute_by_whole_weights, require_bitsandbytes, to_quantization_config
 from trainers.scoring.hidden_states import hidden_at, rows_to_passes
@@ -99,6 +100,9 @@ class PolicyModel:
         self._parameters = {adapter: self._find_parameters(slot) for adapter, slot in self._slots.items()}
         for adapter in self.adapters:
             _initialise(self._parameters[adapter], seed, adapter)
+        self._switch = AdapterSwitch(
+            self.peft, {slot: self._parameters[adapter].values() for adapter, slot in self._slots.items()}
+        )
         self._active: str | None = None
         for layer in sharded:
             with gathered(layer):
@@ -150,9 +154,8 @@ class PolicyModel:
 
     def use(self, adapter: str) -> None:
         """Switches the forward pass to an adapter; nothing to do when it is active already."""
-        if self._active != adapter:
-            self.peft.set_adapter(self._slots[adapter])
-            self._active = adapter
+        self._switch.use(self._slots[adapter])
+        self._active = adapter
 
     def logprobs(self, adapter: str | None, batch: MicroBatch) -> Tensor:
         """log pi(token) of every decided token of the batch, shape [T]; `adapter` None is the reference policy.
@@ -308,7 +311,7 @@ class PolicyModel:
         """
         if adapter is not None:
             self.use(adapter)
-        with self.peft.disable_adapter() if adapter is None else nullcontext():
+        with self._switch.off() if adapter is None else nullcontext():
             return hidden_at(
                 self._backbone,
                 input_ids_BL,

@@ -120,25 +120,28 @@ def items_to_ratios(
     ).exp()
 
 
-def compounded_factor(
-    log_factor_E: Tensor,
-    ratios_A: Tensor,
-    rows: Sequence[int],
-    stands_A: Sequence[Sequence[tuple[int, float]]],
-    options: TrainerOptions,
-) -> Tensor:
-    """The ratios of an adapter that was just updated to what the actions of those still to come are weighted by.
+def add_log_ratios(log_factor_E: Tensor, ratios_A: Tensor, stands_A: Sequence[Sequence[tuple[int, float]]]) -> None:
+    """Moves the log of each run's compounded ratio on, in place, by the ratios of an adapter that was just updated.
 
-    HAPPO's compounded ratio: per episode the product over all actions of the adapters already updated, clipped like
-    a ratio (A2PO), shape [A] of the whole round. `log_factor_E` is moved on in place. An action that several runs share
-    has the mean of their ratios, by their weights (`stands_A`).
+    Args:
+        stands_A: the runs that each of its actions stands in, with their weights.
     """
     runs, positions = [], []
-    for position, i in enumerate(rows):
-        for run, _ in stands_A[i]:
+    for position, standing in enumerate(stands_A):
+        for run, _ in standing:
             runs.append(run)
             positions.append(position)
     log_factor_E.index_add_(0, torch.tensor(runs), ratios_A.double().log()[positions])
+
+
+def compounded_factor(
+    log_factor_E: Tensor, stands_A: Sequence[Sequence[tuple[int, float]]], options: TrainerOptions
+) -> Tensor:
+    """What actions of an adapter still to come are weighted by for the ratios of those already updated, [A].
+
+    HAPPO's compounded ratio: per run the product over all actions of the adapters already updated, clipped like
+    a ratio (A2PO). An action that several runs share has the mean of their ratios, by their weights (`stands_A`).
+    """
     factor_E = log_factor_E.exp().clamp(1 - options.objective.clip_low, 1 + options.objective.clip_high)
     factors = factor_E.tolist()
     means = [sum(factors[run] * w for run, w in runs) / sum(w for _, w in runs) for runs in stands_A]
