@@ -201,6 +201,7 @@ def test_every_option_that_the_guide_names_is_there_and_every_folder_and_module(
         "retokenised_share",
         "forced_share",
         "wasted_rollouts",
+        "flat_groups",
         "value_weights",
         "stopped_by",
         "distilled_from",  # a tag
