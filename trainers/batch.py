@@ -1,10 +1,10 @@
 """Trajectories to episodes that can be trained on: what the optimiser eats.
 
 Invariant: what is left out is counted with its reason; what is kept has exactly the token ids and log-probs that
-the engine recorded, untruncated. An action without log-probs can be kept for imitation only, and says so by
-`behaviour = None`, which no importance weight accepts. A call that a fork repeats is kept once, in the episode that
-sampled it (`trainers.forest`). A token that the engine could not but sample is read by those
-after it and takes part in nothing else (`forced_tokens`). It knows nothing of policies, critics or losses.
+the engine recorded, untruncated. An action without log-probs can be kept for imitation only, before the rounds or as a
+success beside one, and says so by `behaviour = None`, which no importance weight accepts. A call that a fork repeats is
+kept once, in the episode that sampled it (`trainers.forest`). A token that the engine could not but sample is read by
+those after it and takes part in nothing else (`forced_tokens`). It knows nothing of policies, critics or losses.
 """
 
 # ruff: noqa: N802, N803, N806, N815 (shape suffixes)
@@ -23,10 +23,13 @@ from trainers.errors import TrainError
 from trainers.forest import Forest, Fork, episodes_to_forest
 from trainers.rewards import EpisodeRewards, ShapingTerm, trajectory_to_rewards
 
-Use = Literal["on_policy", "replay", "imitation", "demonstration"]
+Use = Literal["on_policy", "replay", "imitation", "demonstration", "success"]
 """`on_policy`: fresh actions for a ratio. `replay`: old ones for a ratio. `imitation`: no ratio is formed.
-`demonstration`: likewise, and actions that were re-tokenised are good enough."""
+`demonstration`: likewise, and actions that were re-tokenised are good enough. `success`: old ones to be made likelier,
+by a ratio where one can be formed; else as for a demonstration."""
+_OLDER = ("replay", "success")
 _RATIO = ("on_policy", "replay")
+_RETOKENISED = ("demonstration", "success")
 
 GREEDY = "sampled greedily or at an unknown temperature"
 NARROWED = "sampled with top-p or top-k, so its log-probs are not comparable"
@@ -200,7 +203,8 @@ def trajectories_to_round(
         vocabulary: number of token ids that the base model of each agent knows.
         use: `on_policy` and `replay` also refuse what makes a ratio meaningless (no log-probs; greedy, top-p or top-k
             sampling). For `imitation` such actions are kept, and a greedy one is scored at temperature 1. Those that
-            were re-tokenised are for `demonstration` only.
+            were re-tokenised are for `demonstration` and `success` only. A `success` that no ratio can be formed for is
+            without `behaviour`.
         shaping: further rewards; an episode that lacks one is kept, and counted.
         final: the team reward of an episode that was cut short is its score, so it counts as terminated, as it does
             where that reward is what a limit is worth (`Trajectory.is_unfinished`).
@@ -408,10 +412,10 @@ def _to_episode(
         task_id=trajectory.episode.task_id,
         reward=team[1],
         truncated=trajectory.is_unfinished(team[0]) and not final,
-        actions=_to_items(actions),
+        actions=_to_items(actions, use),
         successors=successors,
         rewards=rewards,
-        replayed=use == "replay",
+        replayed=use in _OLDER,
         episode_id=trajectory.episode.episode_id,
         action_ids=tuple(action.action_id for action in actions),
         task_content=_to_task_content(trajectory.episode),
@@ -460,7 +464,7 @@ def find_drop_reason(action: Action, agents: Sequence[str], vocabulary: Mapping[
     if max(map(max, (action.prompt_ids, action.sampled_ids))) >= vocabulary[action.node]:
         return "token ids outside the base model's vocabulary"
     if action.untrainable_reason == RETOKENISED:
-        return None if use == "demonstration" else RETOKENISED
+        return None if use in _RETOKENISED else RETOKENISED
     if use not in _RATIO and action.logprobs is None:
         return None if action.trainable or action.untrainable_reason == NO_LOGPROBS else action.untrainable_reason
     if not action.trainable:
@@ -476,19 +480,20 @@ def find_drop_reason(action: Action, agents: Sequence[str], vocabulary: Mapping[
     return _ALL_FORCED if len(forced_tokens(action)) == len(action.sampled_ids) else None
 
 
-def _to_items(actions: Sequence[Action]) -> tuple[ActionItem, ...]:
+def _to_items(actions: Sequence[Action], use: Use) -> tuple[ActionItem, ...]:
     turns: Counter[str] = Counter()
     items = []
     for action in actions:
         assert action.prompt_ids is not None
         assert action.sampled_ids is not None
         forced = forced_tokens(action)
+        is_comparable = use != "success" or (action.temperature and not narrows_sampling(action))
         items.append(
             ActionItem(
                 agent=action.node,
                 prompt_ids=action.prompt_ids,
                 sampled_ids=action.sampled_ids,
-                behaviour=_without(action.logprobs, forced),
+                behaviour=_without(action.logprobs, forced) if is_comparable else None,
                 temperature=action.temperature or 1.0,
                 turn=turns[action.node],
                 version=action.adapter_version,

@@ -281,7 +281,8 @@ class ReplayOptions(_Options):
     successes: float = Field(default=0.0, ge=0, le=0.9)
     """At most this share of a round's episodes are older ones of this run, the collected ones among them, that earned
     more than their task usually does; the newer, and the rarer their success, the sooner one is drawn (RLEP, ExGRPO).
-    Each is made likelier than it was when it was sampled, up to `clip_high`, and has no part in the baseline."""
+    Each is made likelier than it was when it was sampled, up to `clip_high`, and has no part in the baseline unless
+    `experimental.success_groups` gives it one."""
     max_staleness: int = Field(default=4, ge=1)
     """Adapter versions that an action may be behind the one that is trained; successes may be of any."""
     min_ess: float = Field(default=0.3, ge=0, le=1)
@@ -396,6 +397,15 @@ class ExperimentalOptions(_Options):
     success_shaping: float | None = Field(default=None, gt=0)
     """Gamma of LUFFY's shaping: with `replay.successes`, a token of an older success pulls as p / (p + gamma), p its
     probability today, without a clip, in place of the clipped ratio to the policy that sampled it. None: the ratio."""
+    success_groups: bool = False
+    """Whether an older success (`replay.successes`) whose task the round plays is one more sample of that task: its
+    reward is in the group's mean and deviation, so that fresh failures beside it are told from it (LUFFY). One of each
+    task of the round joins before successes of other tasks, which are compared with nobody. For estimators that compare
+    the samples of a task."""
+    success_traces: bool = False
+    """Whether `replay.successes` draws from the stored episodes of others too, a stronger model's among them: those of
+    `train.traces` and of `distil`. A call that nobody's log-probs are known of, such as one that `offline.retokenise`
+    made ids for, is held against the policy at the start of the round."""
     gamma_token: float = Field(default=1.0, gt=0, le=1)
     """Discount per token within an action (MARFT-T). 1, because 0.99 leaves 0.6 % of a reward 512 tokens away."""
     token_lambda: float | Literal["adaptive"] = 1.0
@@ -440,6 +450,7 @@ class ExperimentalOptions(_Options):
 
 _WEIGHTED = "replay.share above 0 or offline.mode 'topr', 'importance' or 'vtrace'"
 _MEAN_RATIOS = "granularity 'action' with logprob_norm 'token' or 'word'"
+_HAS_SUCCESSES = "replay.successes above 0"
 
 
 class TrainerOptions(_Options):
@@ -605,6 +616,8 @@ class TrainerOptions(_Options):
     def _without_effect(self) -> Iterator[tuple[str, str]]:
         """Options that were set and do nothing, and where they would do something."""
         chosen, update, experimental = self.advantage.estimator_class, self.objective.update, self.experimental
+        has_successes = self.replay.successes > 0
+        grouped = has_successes and _compares_samples(chosen)
         tables: dict[str, _Options] = {
             "advantage": self.advantage,
             "experimental": self.experimental,
@@ -622,7 +635,9 @@ class TrainerOptions(_Options):
             ("replay", "max_staleness", self.replay.share > 0, "replay.share above 0"),
             ("replay", "min_ess", self.replay.share > 0 or self.offline.needs_behaviour, _WEIGHTED),
             ("experimental", "clip_by_length", not experimental.clip_by_length or self.clips_by_length, _MEAN_RATIOS),
-            ("experimental", "success_shaping", self.replay.successes > 0, "replay.successes above 0"),
+            ("experimental", "success_shaping", has_successes, _HAS_SUCCESSES),
+            ("experimental", "success_groups", not experimental.success_groups or grouped, _with_success_groups()),
+            ("experimental", "success_traces", not experimental.success_traces or has_successes, _HAS_SUCCESSES),
             ("experimental", "critic_loss", self.uses_critic, "a critic in use"),
             ("experimental", "critic_huber_delta", self.uses_critic, "a critic in use"),
             ("experimental", "critic_clip", self.fits_critic_in_use, _fitted()),
@@ -721,6 +736,16 @@ def _whole_actions(granularity: Granularity, update: str) -> bool:
 def _has_own_baselines(estimator: type[Estimator]) -> bool:
     """Whether a team's reward may be weighed by agent: each agent, and each round, is compared with itself."""
     return estimator.per_agent and not estimator.keeps_state and not estimator.needs_sides
+
+
+def _compares_samples(estimator: type[Estimator]) -> bool:
+    """Whether a success of before may be one more sample of a task: no side of a game has successes."""
+    return estimator.needs_groups and not estimator.needs_sides
+
+
+def _with_success_groups() -> str:
+    names = [name for name, estimator in estimators().items() if _compares_samples(estimator)]
+    return f"{_HAS_SUCCESSES} with advantage.estimator {' or '.join(map(repr, names))}"
 
 
 def _with_critic() -> str:

@@ -38,7 +38,7 @@ from trainers.common.workers import Workers
 from trainers.config import TrainerOptions
 from trainers.credit.action_credits import Credited, round_to_credits
 from trainers.credit.credit import FLAT, Credit, Fit
-from trainers.credit.successes import append_successes
+from trainers.credit.successes import append_successes, compared_round, unpunished
 from trainers.credit.units import Units
 from trainers.errors import TrainError
 from trainers.objective.distillation import mean_reverse_kl, options_to_distil, to_teacher
@@ -337,18 +337,37 @@ class MarftTrainer:
         order = torch.randperm(len(groups), generator=self.replay_generator).tolist()
         return _whole_groups([groups[group] for group in order], largest_count)
 
-    def draw_successes(self, weights: Sequence[float], fresh: int) -> list[int]:
+    def draw_successes(
+        self, weights: Sequence[float], fresh: int, *, tasks: Sequence[str] = (), round_tasks: Collection[str] = ()
+    ) -> list[int]:
         """Which older episodes join a round of `fresh` ones for what they earned: as many as `replay.successes` allows.
 
         Drawn without replacement, with chances in proportion to `weights`; one of weight 0 is never drawn. The draw
         moves on with every call, and those drawn first come first, as with `draw_replay`.
+
+        With `experimental.success_groups` the first one that is drawn of each task of the round comes before those of
+        other tasks, and no second one of it joins: most of its group should be what the policy does today.
+
+        Args:
+            tasks: the task of each older episode; not looked at without groups.
+            round_tasks: the tasks of the fresh episodes, likewise.
         """
         weight_N = torch.tensor(weights, dtype=torch.float64)
-        count = min(int((weight_N > 0).sum()), self._most_replayed(fresh))
+        positive_count = int((weight_N > 0).sum())
+        count = min(positive_count, self._most_replayed(fresh))
         if not count:
             return []
-        drawn: list[int] = torch.multinomial(weight_N, count, generator=self.replay_generator).tolist()
-        return drawn
+        groups = self.options.experimental.success_groups and bool(round_tasks)
+        drawn: list[int] = torch.multinomial(
+            weight_N, positive_count if groups else count, generator=self.replay_generator
+        ).tolist()
+        return _grouped_first(drawn, tasks, round_tasks)[:count] if groups else drawn
+
+    def imitable_ids(self, trajectories: Sequence[Trajectory]) -> set[str]:
+        """The ids of those stored episodes that could join a round as successes: of the same game as far as their
+        lineage tells, with a finite reward, and a call that can be imitated."""
+        gated = self._gate(trajectories, {}, False)
+        return {episode.episode_id for episode in self._to_round(gated.kept, "success").episodes}
 
     def _most_replayed(self, fresh: int) -> int:
         """The largest number of older episodes beside `fresh` ones that is not more than their share of all."""
@@ -391,7 +410,7 @@ class MarftTrainer:
         """
         started = time.perf_counter()
         data = self._join(trajectories, replayed, newest=newest)
-        judged = data.fresh if self.options.replay.successes else data
+        judged = compared_round(data, self.options)
         if not judged.items and FLAT in data.drops:
             return self._nothing_learned(data, "no group of this round can say what was better", flat_groups=1.0)
         if not data.items and data.is_all_forced:
@@ -464,8 +483,8 @@ class MarftTrainer:
 
     def _estimate(self, data: Round, units: Units) -> tuple[Estimate, Estimate, Fit]:
         """Advantages of a round as they are in units of the reward, and normalised; and what fits the critics."""
-        mode, replay = self.options.advantage.normalization, self.options.replay
-        judged = data.fresh if replay.successes else data
+        mode, groups = self.options.advantage.normalization, self.options.experimental.success_groups
+        judged = compared_round(data, self.options)
         judged_units = Units(judged, self.options.granularity)
         estimate, fit_critics = self.credit.estimate(judged)
         normal = self.credit.normalise(estimate, judged, judged_units)
@@ -481,7 +500,10 @@ class MarftTrainer:
                 mode=mode,
                 least_of=self.credit.spreads.least,
                 in_deviations=self.credit.estimator.in_deviations,
+                groups=groups,
             )
+        if groups:
+            estimate, normal = unpunished(estimate, data, units), unpunished(normal, data, units)
         return estimate, normal, fit_critics
 
     def teaching_episodes(self, trajectories: Sequence[Trajectory], replayed: Sequence[Trajectory] = ()) -> set[str]:
@@ -491,12 +513,17 @@ class MarftTrainer:
         better, as the estimator forms them; without groups the round is one.
 
         Args:
-            replayed: older ones that are compared with the fresh ones; not successes, which are compared with nobody.
+            replayed: older ones that are compared with the fresh ones. Successes are compared with nobody, but for
+                those that join a group (`experimental.success_groups`).
         """
-        data = self._to_round(trajectories, "on_policy")
-        if self.credit.estimator.groups(data) is None and not self.options.replay.successes:
-            older = self._to_round(replayed, "replay").episodes
-            data = episodes_to_round([*data.episodes, *older], data.drops)
+        if self.options.experimental.success_groups:
+            joined = self._join(trajectories, replayed, newest=None, is_learned=False)
+            data = compared_round(joined, self.options)
+        else:
+            data = self._to_round(trajectories, "on_policy")
+            if self.credit.estimator.groups(data) is None and not self.options.replay.successes:
+                older = self._to_round(replayed, "replay").episodes
+                data = episodes_to_round([*data.episodes, *older], data.drops)
         telling = self.credit.informative(data).episodes
         return {episode.episode_id for episode in telling if not episode.replayed}
 
@@ -508,6 +535,7 @@ class MarftTrainer:
         *,
         newest: int | None,
         read: Round | None = None,
+        is_learned: bool = True,
     ) -> Round:
         """Fresh and older episodes as one round; of the older ones what the gate lets through.
 
@@ -515,10 +543,13 @@ class MarftTrainer:
             refused_agents: agent -> why its replayed actions say too little; they count as part of the environment.
             newest: as of `update`; what older calls are behind is counted from it.
             read: the round as it was with these actions, whose episodes no other joins; None: there was none.
+            is_learned: False for a look at it: nothing has to fit into memory then, and no process meets others.
         """
-        data = self._read(fresh, "on_policy")
-        replay = self.options.replay
-        if replay.successes and self.options.advantage.skip_flat_groups:
+        to_round = self._read if is_learned else self._to_round
+        data = to_round(fresh, "on_policy")
+        replay, groups = self.options.replay, self.options.experimental.success_groups
+        skips_flat = self.options.advantage.skip_flat_groups
+        if skips_flat and replay.successes and not groups:
             data = self._informative(data, read)  # before the successes join, which are in no group
         if replayed:
             if replay.round_share == 0:
@@ -530,7 +561,8 @@ class MarftTrainer:
             for item in data.items:
                 trained_version[item.agent] = max(trained_version.get(item.agent, 0), item.version or 0)
             gated = self._gate(replayed, trained_version, replay.successes == 0, tools=_tools_of(fresh))
-            older = self._read(gated.kept, "replay")
+            use: Use = "success" if self.options.experimental.success_traces else "replay"
+            older = to_round(gated.kept, use)
             drops = {**data.drops, **gated.drops}
             for reason, count in older.drops.items():
                 drops[f"replay: {reason}"] = count
@@ -546,14 +578,20 @@ class MarftTrainer:
                 reasons = (refused_agents.get(item.agent) for e in older_episodes for item in e.actions)
                 drops |= Counter(f"replay: action: {reason}" for reason in reasons if reason is not None)
                 chosen = [trajectory_by_id[e.episode_id] for e in older_episodes]
-                older_episodes = list(self._read(chosen, "replay", refused_agents).episodes)
+                older_episodes = list(to_round(chosen, use, refused_agents).episodes)
             data = episodes_to_round([*data.episodes, *older_episodes], drops)
-        compares_all = self.options.advantage.skip_flat_groups and not replay.successes
+        compares_all = skips_flat and (groups or not replay.successes)
         return self._informative(data, read) if compares_all else data
 
     def _informative(self, data: Round, read: Round | None) -> Round:
-        """The episodes that can say what was better, of those of `read`: what is learned from was scored there."""
-        telling = self.credit.informative(data)
+        """The episodes that can say what was better, of those of `read`: what is learned from was scored there.
+
+        Successes that are compared with nobody stay.
+        """
+        compared = compared_round(data, self.options)
+        telling_ids = {id(episode) for episode in self.credit.informative(compared).episodes}
+        flat_ids = {id(episode) for episode in compared.episodes} - telling_ids
+        telling = data.only(lambda episode: id(episode) not in flat_ids, FLAT)
         if read is None:
             return telling
         chosen = {(episode.replayed, episode.episode_id) for episode in read.episodes}
@@ -683,6 +721,13 @@ class MarftTrainer:
                 self.progress(phase, done, total)
 
         return tick
+
+
+def _grouped_first(drawn: Sequence[int], tasks: Sequence[str], round_tasks: Collection[str]) -> list[int]:
+    """Of drawn episodes the first of each task of the round, and after them those of other tasks, in their order."""
+    first_of = {tasks[i]: i for i in reversed(drawn) if tasks[i] in round_tasks}
+    joining = [i for i in drawn if first_of.get(tasks[i]) == i]
+    return [*joining, *(i for i in drawn if tasks[i] not in round_tasks)]
 
 
 def _whole_groups(groups: Sequence[Sequence[int]], largest_count: int) -> list[int]:

@@ -85,15 +85,19 @@ class HeldOutTasks:
         return allowed
 
     def _content_digests(self, task: Task) -> set[str]:
-        """The digests of a task's own content and of its graph input, without that of an empty one."""
-        digests = {_content_digest(task)}
-        try:
-            graph_input = self._task_to_input(dict(task))
-        except Exception:  # noqa: BLE001 - an error of the app, which is reported when the task runs
-            graph_input = None
-        if isinstance(graph_input, Mapping):
-            digests.add(_content_digest(graph_input))
-        return digests - {_EMPTY_CONTENT}
+        return content_digests(task, self._task_to_input)
+
+
+def content_digests(task: Task, task_to_input: Callable[[Any], Any]) -> set[str]:
+    """The digests of a task's own content and of its graph input, without that of an empty one."""
+    digests = {_content_digest(task)}
+    try:
+        graph_input = task_to_input(dict(task))
+    except Exception:  # noqa: BLE001 - an error of the app, which is reported when the task runs
+        graph_input = None
+    if isinstance(graph_input, Mapping):
+        digests.add(_content_digest(graph_input))
+    return digests - {_EMPTY_CONTENT}
 
 
 def record_learned_tasks(folder: Path, trajectories: Iterable[Trajectory]) -> None:

@@ -87,7 +87,7 @@ class SignalCheck:
 
         They did not where what was compared earned the same (what moves adapters then is no reward: entropy, KL), or
         where no adapter took a step. An estimator with groups says itself whether one of them holds two that differ;
-        successes of before are compared with nobody, and count for what they earned. Without groups episodes are
+        successes of before that are in no group count for what they earned. Without groups episodes are
         compared; a running mean of earlier rounds that nothing normalises is moved by any reward. A step that the KL
         stop kept away had its signal; so has an agent that is alone in its turn (`alternating`) and learns nothing
         from it.

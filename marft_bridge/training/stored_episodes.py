@@ -12,14 +12,14 @@ does not know the reward that it is to learn, is refused before anything is star
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from marft_bridge.common.errors import ConfigError
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import BridgeConfig
 from marft_bridge.rollouts.app import App
 from marft_bridge.rollouts.episode_plan import in_planned_order, plan_collection, replaced_attempts
-from marft_bridge.rollouts.held_out import HeldOutTasks
+from marft_bridge.rollouts.held_out import HeldOutTasks, content_digests
 from marft_bridge.runs.run_folder import COLLECT, DISTIL, RunFolder
 from marft_bridge.serving.base_models import BaseModelSpec
 from marft_bridge.tasks.reading import Task
@@ -27,7 +27,7 @@ from marft_bridge.training.external_traces import EpisodeReader, config_to_names
 from marft_bridge.training.hosted_answers import AnswerPool
 from marft_bridge.training.progress import split_measured
 from marft_bridge.training.retokenise import bases_to_retokeniser
-from trace_store.records import SpanRow, Trajectory
+from trace_store.records import Episode, SpanRow, Trajectory
 from trace_store.store import TraceStore
 from trainers.config import TrainerOptions
 
@@ -41,6 +41,7 @@ class StoredEpisodes:
     tasks: Sequence[Task]  # that the rounds take
     measured: Sequence[Task]  # that are kept for measuring, see `progress`
     hosted: AnswerPool | None  # recorded answers of hosted nodes; None where their provider answers
+    traces: Sequence[Trajectory] = ()  # of those of other programs, what rounds may draw from: `success_traces`
 
 
 def read_stored_episodes(
@@ -90,7 +91,9 @@ def read_stored_episodes(
         store_path = RunFolder(config.run_folder).store
         raise ConfigError(f"train: {store_path} holds no collected episode; run `marft-bridge collect` first")
     _refuse_unknown_reward(collected, config.train.trainer)
-    return StoredEpisodes(collected, own_ids, tasks, measured=measured, hosted=hosted)
+    draws_traces = config.train.trainer.experimental.success_traces
+    traces = _to_success_traces(collected, own_ids, tasks=tasks, app=app) if draws_traces else []
+    return StoredEpisodes(collected, own_ids, tasks, measured=measured, hosted=hosted, traces=traces)
 
 
 def _external_episodes(
@@ -103,6 +106,29 @@ def _external_episodes(
         reporter=reporter,
         read_episode=read_episode,
     )
+
+
+def _to_success_traces(
+    collected: Sequence[Trajectory], own_ids: Collection[str], *, tasks: Sequence[Task], app: App
+) -> list[Trajectory]:
+    """The episodes that this run did not collect, each under the id of the training task that it is of: a trace of
+    another program may have an id of its own for it, and the same content or graph input."""
+    foreign = [trajectory for trajectory in collected if trajectory.episode.episode_id not in own_ids]
+    if not foreign:
+        raise ConfigError(
+            "train.trainer.experimental.success_traces: this run has no episode of another program: name some in "
+            "train.traces, or leave it out"
+        )
+    id_of = {digest: str(task["id"]) for task in tasks for digest in content_digests(task, app.task_to_input)}
+    training_ids = {str(task["id"]) for task in tasks}
+
+    def own_task_id(episode: Episode) -> str:
+        if episode.task_id in training_ids:
+            return episode.task_id
+        digests = sorted(content_digests(episode.task, app.task_to_input))
+        return next((id_of[digest] for digest in digests if digest in id_of), episode.task_id)
+
+    return [replace(t, episode=replace(t.episode, task_id=own_task_id(t.episode))) for t in foreign]
 
 
 def _config_to_pool(config: BridgeConfig, routed: Sequence[str]) -> AnswerPool | None:

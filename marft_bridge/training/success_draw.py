@@ -61,19 +61,26 @@ def draw_order(weights: Mapping[str, float], key: str) -> list[str]:
     return sorted(times, key=lambda name: (times[name], name))
 
 
-def rewards_to_draw_weights(rewards: Sequence[TaskReward], number: int) -> list[float]:
+def rewards_to_draw_weights(
+    rewards: Sequence[TaskReward], number: int, foreign: Sequence[TaskReward] = ()
+) -> list[float]:
     """Each older episode's weight in round `number`: how much more than its task it earned, by its age.
 
     What a task earns is the mean of its episodes, each counting AGE_DECAY to the power of its age, drawn towards the
     mean of all by PRIOR_STRENGTH episodes.
+
+    Args:
+        foreign: what runs of other programs earned, whose weights stand behind those of `rewards`. They say nothing of
+            what a task usually earns here, unless nothing else does.
     """
-    decays = [AGE_DECAY ** (number - reward.round) for reward in rewards]
+    evidence = rewards or foreign
+    decays = [AGE_DECAY ** (number - reward.round) for reward in evidence]
     total = math.fsum(decays)
     if total == 0:
         return []
-    mean = math.fsum(decay * reward.value for decay, reward in zip(decays, rewards, strict=True)) / total
+    mean = math.fsum(decay * reward.value for decay, reward in zip(decays, evidence, strict=True)) / total
     value_sums, decay_sums = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
-    for decay, reward in zip(decays, rewards, strict=True):
+    for decay, reward in zip(decays, evidence, strict=True):
         value_sums[reward.task_id].append(decay * reward.value)
         decay_sums[reward.task_id].append(decay)
     usual = {
@@ -81,5 +88,6 @@ def rewards_to_draw_weights(rewards: Sequence[TaskReward], number: int) -> list[
         for task_id, values in value_sums.items()
     }
     return [
-        decay * max(0.0, reward.value - usual[reward.task_id]) for decay, reward in zip(decays, rewards, strict=True)
+        AGE_DECAY ** (number - reward.round) * max(0.0, reward.value - usual.get(reward.task_id, mean))
+        for reward in (*rewards, *foreign)
     ]

@@ -95,6 +95,7 @@ from marft_bridge.training.start_adapters import (
 )
 from marft_bridge.training.stored_episodes import StoredEpisodes, read_stored_episodes
 from marft_bridge.training.success_draw import older_runs, rewards_to_draw_weights
+from marft_bridge.training.task_draw import TaskReward
 from marft_bridge.training.teacher_labels import TeacherLabels, teacher_metrics_to_text
 from marft_bridge.training.torchrun_learners import (
     TorchrunLearners,
@@ -362,9 +363,18 @@ class _Training:
                 start={} if is_resumed else start,
                 learned_tasks=() if is_resumed else learned_tasks,
             )
+        self.success_traces = self._imitable(stored.traces)
         for model in self.trainer.policies.models.values():
             if (line := model.slow_attention()) is not None:
                 self.reporter.say(line)
+
+    def _imitable(self, traces: Sequence[Trajectory]) -> list[Trajectory]:
+        """Those of other programs' episodes that rounds may draw as successes."""
+        if not traces:
+            return []
+        imitable_ids = self.trainer.imitable_ids(traces)
+        self.reporter.say(f"rounds draw successes from {len(imitable_ids)} of {len(traces)} episodes of other programs")
+        return [trace for trace in traces if trace.episode.episode_id in imitable_ids]
 
     def run(self) -> None:
         """Trains from the checkpoint's round, or from the offline phase, to the last round."""
@@ -454,7 +464,7 @@ class _Training:
             episodes = self.heldout.drop_held_out(played, f"episodes of round {number}", self.reporter.say)
             whole_runs = [each for each in episodes if each.episode.fork_action is None]
             is_taught = number <= self.options.teacher_rounds
-            replayed = [] if is_taught else self._draw_replayed(store, number, len(whole_runs))
+            replayed = [] if is_taught else self._draw_replayed(store, number, whole_runs)
             lessons = self._lessons(store, number, episodes) if number <= self.options.asking_rounds else None
             learned, progress = self._join_settled(store, number, episodes)
         # what the teacher said, or scored, is learned from, whatever was earned
@@ -646,7 +656,7 @@ class _Training:
     def _teaching_episodes(self, episodes: Sequence[Trajectory]) -> set[str]:
         return self.trainer.teaching_episodes([e for e in episodes if not self.heldout.is_held_out(e.episode)])
 
-    def _draw_replayed(self, store: TraceStore, number: int, fresh: int) -> list[Trajectory]:
+    def _draw_replayed(self, store: TraceStore, number: int, whole_runs: Sequence[Trajectory]) -> list[Trajectory]:
         """Draws the stored episodes that join a round, out of those that may still be replayed."""
         replay = self.options.trainer.replay
         if replay.round_share == 0:
@@ -654,13 +664,25 @@ class _Training:
         oldest = 0 if replay.successes else number - replay.max_staleness
         reward = self.options.trainer.reward
         stored = older_runs(store, oldest=oldest, before=number, reward=reward)
+        drawable: list[str | Trajectory] = [run.episode_id for run in stored]
         if replay.successes:
-            weights = rewards_to_draw_weights([run.earned for run in stored], number)
-            positions = self.trainer.draw_successes(weights, fresh)
+            own_ids = {*drawable, *(run.episode.episode_id for run in whole_runs)}
+            traces = [trace for trace in self.success_traces if trace.episode.episode_id not in own_ids]
+            foreign = [TaskReward(t.episode.task_id, 0, t.team_reward(reward) or 0.0) for t in traces]
+            rewards = [run.earned for run in stored]
+            drawable += traces
+            positions = self.trainer.draw_successes(
+                rewards_to_draw_weights(rewards, number, foreign),
+                len(whole_runs),
+                tasks=[earned.task_id for earned in (*rewards, *foreign)],
+                round_tasks={run.episode.task_id for run in whole_runs},
+            )
         else:
-            positions = self.trainer.draw_replay([(run.earned.task_id, run.earned.round) for run in stored], fresh)
-        drawn = [store.trajectory(stored[i].episode_id) for i in positions]
-        replayed = [trajectory for trajectory in drawn if trajectory is not None]
+            samples_of = [(run.earned.task_id, run.earned.round) for run in stored]
+            positions = self.trainer.draw_replay(samples_of, len(whole_runs))
+        drawn = [drawable[i] for i in positions]
+        episodes = [store.trajectory(run) if isinstance(run, str) else run for run in drawn]
+        replayed = [trajectory for trajectory in episodes if trajectory is not None]
         return self.heldout.drop_held_out(replayed, "replayed episodes", self.reporter.say)
 
     def _refuse_other_tools(self, title: str, episodes: Sequence[Trajectory]) -> None:

@@ -156,7 +156,7 @@ def test_the_script_for_several_processes_runs_as_the_page_starts_it(folder: Pat
 def test_the_toml_blocks_are_valid_configurations() -> None:
     graph = {"app": "a.py:a", "nodes": ["reasoner", "actor"], "tasks": "t.jsonl", "reward": "a.py:r"}
     found = [BridgeConfig.model_validate({"graph": graph} | tomllib.loads(block)) for block in blocks("toml")]
-    assert len(found) == 18
+    assert len(found) == 19
     assert [config.train.trainer.replay.successes for config in found].count(0.3) == 1
     token, _, shaped, *_ = [config.train.trainer for config in found]
     assert [adaptive_lambda(n, token.experimental.adaptive_alpha) for n in (1, 2, 4)] == [0.0, 0.0, 0.5]
@@ -201,6 +201,7 @@ def test_every_option_that_the_guide_names_is_there_and_every_folder_and_module(
         "retokenised_share",
         "forced_share",
         "wasted_rollouts",
+        "flat_groups",
         "value_weights",
         "stopped_by",
         "distilled_from",  # a tag

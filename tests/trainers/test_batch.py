@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tiny_policy import AGENTS, make_action, make_trajectory
 
-from trace_store.records import NO_LOGPROBS, OF_LIMIT, Reward, Trajectory
+from trace_store.records import NO_LOGPROBS, OF_LIMIT, RETOKENISED, Reward, Trajectory
 from trainers.batch import ActionItem, Round, Use, trajectories_to_round
 from trainers.scoring.microbatch import items_to_microbatches, lengths_to_groups
 
@@ -99,6 +99,13 @@ def test_an_action_without_log_probs_may_be_imitated_and_reaches_no_ratio() -> N
         assert _read(trajectory, use=use).drops[f"action: {NO_LOGPROBS}"] == 1
     cut = make_action("actor", [1], [2], logprobs=None, trainable=False, untrainable_reason="the call failed")
     assert _read(make_trajectory([cut], 1.0), use="imitation").items == ()
+    (success,) = _read(trajectory, use="success").episodes
+    assert (success.replayed, success.actions[0].behaviour) == (True, None)
+    text = make_action("actor", [1], [2], logprobs=None, trainable=False, untrainable_reason=RETOKENISED)
+    greedy = make_action("actor", [1], [2], temperature=0.0)
+    sampled = make_action("actor", [1], [2])
+    read = _read(make_trajectory([text, greedy, sampled], 1.0), use="success")
+    assert [item.behaviour for item in read.items] == [None, None, (-1.0,)]
 
 
 def test_turns_count_an_agents_own_actions_and_versions_are_kept() -> None:

@@ -5,6 +5,8 @@
 - Without groups a round whose runs all earned alike is wasted as a whole, unless older runs in it earned otherwise.
 - A run that teaches by what its calls earned themselves is not counted as wasted, though all samples earned alike.
 - How far successes of before have been left behind is not how far a round moves its policy.
+- A success of before is one more sample of its task where `success_groups` says so, and is never pushed down.
+- A success of which nobody said how likely it was is held against the policy at the start of the round.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 from support.tiny_policy import AGENTS, both_low, play, save_tiny_llama
 from support.trainer_options import trainer_options
 
-from trace_store.records import Reward, Trajectory
+from trace_store.records import RETOKENISED, Reward, Trajectory
 from trainers.marft import MarftTrainer
 
 
@@ -199,3 +201,158 @@ def test_successes_of_an_older_policy_do_not_stop_a_round(model_dir: Path) -> No
         told = learned["agents"][agent]
         assert (told["steps"], told["stopped_early"]) == (1, False)
         assert told["approx_kl"] == pytest.approx(0, abs=1e-9)
+
+
+# -- successes in groups -----------------------------------------------------------------------------------------
+
+
+def in_groups(model_dir: Path, estimator: str = "grpo", *, groups: bool = True, **options: Any) -> MarftTrainer:
+    fixed: dict[str, Any] = {"estimator": estimator, "replay": {"successes": 0.3}, "success_groups": groups}
+    return trainer_of(model_dir, **fixed, **options)
+
+
+def worth_of(trainer: MarftTrainer, fresh: list[Trajectory], older: list[Trajectory]) -> tuple[dict[str, float], Any]:
+    """What each run's calls were worth in the loss, all of one run alike; and what the update returned."""
+    credited: list[Any] = []
+    learned = trainer.update(fresh, older, credited.extend)
+    worths: dict[str, set[float]] = {}
+    for each in credited:
+        worths.setdefault(each.episode_id, set()).add(round(float(each.normalised_U[0]), 5))
+        assert sum(float(part[0]) for part in each.by_source_U.values()) == pytest.approx(float(each.advantage_U[0]))
+    assert all(len(values) == 1 for values in worths.values())
+    return {name: min(values) for name, values in worths.items()}, learned
+
+
+@pytest.mark.parametrize(
+    ("options", "failed", "success"),
+    [
+        ({"estimator": "grpo", "group_std": False}, -1 / 4, 3 / 4),  # mean 1/4
+        ({"estimator": "grpo"}, -1 / 2, 3 / 2),  # sample deviation: root of (3/16 + 9/16) / 3 = 1/2
+        ({"estimator": "rloo"}, -1 / 3, 1.0),  # the other three: 1/3 for a failure, 0 for the success
+        ({"estimator": "dr_mas", "group_std": False}, -1 / 4, 3 / 4),
+        ({"estimator": "at_grpo", "group_std": False}, -1 / 4, 3 / 4),
+        ({"estimator": "hrpo", "group_std": False}, -1 / 4, 3 / 4),
+        ({"estimator": "tree_grpo"}, -1 / 3, 1.0),
+    ],
+    ids=lambda value: value["estimator"] if isinstance(value, dict) else None,
+)
+def test_a_stored_success_is_one_more_sample_of_its_task_beside_three_failures(
+    model_dir: Path, options: dict[str, Any], failed: float, success: float
+) -> None:
+    """Task `a`: three fresh failures and a success of before. Without it nothing in the round says what was better."""
+    trainer = in_groups(model_dir, **options)
+    fresh, older = played(trainer, "fresh", [0.0] * 3, ["a"] * 3), played(trainer, "older", [1.0], ["a"])
+    assert trainer.teaching_episodes(fresh) == set()
+    assert trainer.teaching_episodes(fresh, older) == {"fresh0", "fresh1", "fresh2"}
+    worths, learned = worth_of(trainer, fresh, older)
+    assert worths == pytest.approx(
+        dict.fromkeys(("fresh0", "fresh1", "fresh2"), failed) | {"older0": success}, abs=1e-5
+    )
+    assert (learned["critic"]["flat_groups"], learned["replayed"]) == (0.0, 1)
+    assert {agent: learned["agents"][agent]["steps"] for agent in AGENTS} == dict.fromkeys(AGENTS, 1)
+    assert trainer.credit.spreads.to_state() == {}  # all fresh runs earned the same; a success is no fair sample
+
+
+def test_a_success_of_a_task_that_the_round_does_not_play_is_in_no_group(model_dir: Path) -> None:
+    """Fresh: a failed thrice, b came out 0 and 1. A success of c is worth what it earned beyond their mean, 1/5."""
+    rewards, tasks = [0.0, 0.0, 0.0, 0.0, 1.0], ["a", "a", "a", "b", "b"]
+    for groups, of_failures, of_success, flat in ((True, -1 / 4, 3 / 4, 0.0), (False, 0.0, 4 / 5, 1 / 2)):
+        trainer = in_groups(model_dir, group_std=False, groups=groups)
+        fresh, older = played(trainer, "fresh", rewards, tasks), played(trainer, "older", [1.0, 1.0], ["a", "c"])
+        worths, learned = worth_of(trainer, fresh, older)
+        expected = dict.fromkeys(("fresh0", "fresh1", "fresh2"), of_failures) | {"fresh3": -1 / 2, "fresh4": 1 / 2}
+        assert worths == pytest.approx(expected | {"older0": of_success, "older1": 4 / 5}, abs=1e-5)
+        assert learned["critic"]["flat_groups"] == flat
+        assert len(trainer.teaching_episodes(fresh, older)) == (5 if groups else 2)
+
+
+def test_flat_groups_are_left_out_where_no_success_stands_in_them(model_dir: Path) -> None:
+    """Of four tasks a has a success beside its failures, b and c are flat with and without one, d tells by itself."""
+    tasks = ["a", "a", "b", "b", "c", "c", "d", "d"]
+    for groups, dropped in ((True, {"fresh2", "fresh3", "fresh4", "fresh5", "older1"}), (False, None)):
+        trainer = in_groups(model_dir, skip_flat_groups=True, groups=groups)
+        fresh = played(trainer, "fresh", [0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0], tasks)
+        older = played(trainer, "older", [1.0, 1.0, 1.0], ["a", "c", "e"])
+        worths, learned = worth_of(trainer, fresh, older)
+        everything = {f"fresh{i}" for i in range(8)} | {"older0", "older1", "older2"}
+        if dropped is None:  # only d tells, and of the successes two runs let none join
+            assert set(worths) == {"fresh6", "fresh7"}
+            assert learned["drops"]["group without signal"] == 6
+        else:
+            assert set(worths) == everything - dropped
+            assert learned["drops"]["group without signal"] == len(dropped)
+            assert learned["critic"]["flat_groups"] == 0.0
+
+
+@pytest.mark.parametrize("normalize", ["none", "agent"])
+def test_a_success_that_the_policy_outdoes_by_now_is_not_pushed_down(model_dir: Path, normalize: str) -> None:
+    """Two fresh runs earned 1 and two 0.5, as the success: 0.7 in the mean of its group."""
+    trainer = in_groups(model_dir, group_std=False, normalize=normalize)
+    fresh = played(trainer, "fresh", [1.0, 1.0, 0.5, 0.5], ["a"] * 4)
+    worths, _ = worth_of(trainer, fresh, played(trainer, "older", [0.5], ["a"]))
+    assert worths["older0"] == 0.0
+    assert worths["fresh0"] == pytest.approx(-1.5 * worths["fresh2"], abs=1e-4)
+    assert worths["fresh0"] > 0
+
+
+def test_a_success_without_log_probs_is_held_against_the_policy_at_the_start_of_the_round(model_dir: Path) -> None:
+    """As one that today's policy sampled: with log-probs that these weights give it, the update is the same."""
+    moved = []
+    for is_text in (True, False):
+        trainer = in_groups(model_dir, success_traces=True, group_std=False)
+        fresh, older = played(trainer, "fresh", [0.0] * 3, ["a"] * 3), played(trainer, "older", [1.0], ["a"])
+        if is_text:
+            assert trainer.imitable_ids(older) == {"older0"}
+            older = [as_text(run) for run in older]
+        assert trainer.imitable_ids(older) == {"older0"}
+        worths, learned = worth_of(trainer, fresh, older)
+        assert worths["older0"] == 0.75
+        assert learned["replayed"] == 1
+        moved.append(torch.cat([p.detach().flatten() for p in trainer.policies.parameters("actor").values()]))
+    torch.testing.assert_close(moved[0], moved[1], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"proximal": "engine", "mismatch": "none"},
+        {"success_shaping": 0.1},
+        {"success_shaping": 0.1, "granularity": "token"},
+        {"update": "alternating"},
+    ],
+    ids=str,
+)
+def test_text_of_a_stronger_model_moves_the_adapters_whatever_the_ratio_is_taken_to(
+    model_dir: Path, options: dict[str, Any]
+) -> None:
+    trainer = in_groups(model_dir, "rloo", success_traces=True, **options)
+    fresh, older = played(trainer, "fresh", [0.0] * 3, ["a"] * 3), played(trainer, "older", [1.0], ["a"])
+    learned = trainer.update(fresh, [as_text(run) for run in older])
+    told = [figures for figures in learned["agents"].values() if "steps" in figures]
+    assert learned["replayed"] == 1
+    assert told
+    assert all(figures["adapter_moved"] > 0 for figures in told)
+
+
+def test_text_joins_no_round_unless_it_may(model_dir: Path) -> None:
+    trainer = in_groups(model_dir)
+    fresh, older = played(trainer, "fresh", [0.0, 1.0, 0.0], ["a"] * 3), played(trainer, "older", [1.0], ["a"])
+    learned = trainer.update(fresh, [as_text(run) for run in older])
+    assert learned["replayed"] == 0
+    assert learned["drops"]["replay: episode without an action to train on"] == 1
+
+
+def test_only_episodes_that_earned_something_and_have_a_call_to_imitate_may_be_drawn(model_dir: Path) -> None:
+    trainer = in_groups(model_dir, success_traces=True)
+    good, unpaid, failed, without_ids = played(trainer, "older", [1.0] * 4, ["a"] * 4)
+    unpaid = replace(unpaid, rewards=())
+    failed = replace(failed, episode=replace(failed.episode, outcome="failed", reason="test"))
+    bare = (replace(a, prompt_ids=None, sampled_ids=None, logprobs=None, trainable=False) for a in without_ids.actions)
+    without_ids = replace(without_ids, actions=tuple(bare))
+    assert trainer.imitable_ids([as_text(good), unpaid, failed, without_ids]) == {"older0"}
+
+
+def as_text(run: Trajectory) -> Trajectory:
+    """The run as `offline.retokenise` makes it of messages: with ids, and no more."""
+    unknown = {"logprobs": None, "temperature": None, "trainable": False, "untrainable_reason": RETOKENISED}
+    return replace(run, actions=tuple(replace(action, **unknown) for action in run.actions))

@@ -64,6 +64,17 @@ from trainers.config import MOVED, TrainerOptions
         ({"mismatch": "none", "replay": {"share": 0.5}}, "replay.share needs importance.mismatch"),
         ({"replay": {"max_staleness": 2}}, "replay.max_staleness has no effect here: it applies to replay.share"),
         ({"replay": {"successes": 0.2, "max_staleness": 2}}, "replay.max_staleness has no effect here"),
+        ({"success_groups": True}, "experimental.success_groups has no effect here: it applies to replay.successes"),
+        (
+            {"replay": {"successes": 0.3}, "success_groups": True},  # gae
+            "above 0 with advantage.estimator 'at_grpo' or 'c3' or 'dr_mas' or 'grpo' or 'hrpo' or 'rloo' or "
+            "'tree_grpo' only",
+        ),
+        (
+            {"replay": {"successes": 0.3}, "success_groups": True, "estimator": "rae"},
+            "experimental.success_groups has no effect here",
+        ),
+        ({"estimator": "rloo", "success_traces": True}, "it applies to replay.successes above 0 only"),
         ({"replay": {"min_ess": 0.5}}, "replay.min_ess has no effect here: it applies to replay.share above 0 or"),
         ({"shaping": [{"reward": "reward", "level": "step", "weight": 1.0}]}, "shaping names a reward twice"),
         ({"shaping": [{"reward": "x", "level": "step", "weight": 1.0}] * 2}, "shaping names a reward twice"),

@@ -1,19 +1,30 @@
 """Owns: which stored episodes join a round as replay.
 
-Only those that can be learned from are drawn: a draw of an episode that failed, or was stopped before its reward was
-there, would leave a round with less replay than was asked for.
+- Only those that can be learned from are drawn: a draw of an episode that failed, or was stopped before its reward was
+  there, would leave a round with less replay than was asked for.
+- Episodes of other programs join as successes of the tasks that they are of, also where a round is played again.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copytree, rmtree
+from typing import Any
 
 import duckdb
 import pytest
-from support.school_rig import School, school_in
+from support.growth_rig import fill, trace_id
+from support.sample_spans import SampleTrace
+from support.school_rig import TASKS, School, learned, school_in
 
+from marft_bridge.common.errors import ConfigError
+from marft_bridge.rollouts.app import split_tasks
 from marft_bridge.runs.run_folder import read_metrics
+from trace_store.parquet import store_to_parquet
+from trace_store.records import Reward
+from trace_store.store import TraceStore
 
 
 @pytest.fixture
@@ -54,3 +65,53 @@ def test_successes_of_before_are_those_that_earned_more_than_their_task_usually_
     assert [line.get("replayed") for line in lines] == [None, len(best)]
     replayed = {episode.episode_id for episode in school.learned[-6 - len(best) :] if episode.run_id == "collect"}
     assert replayed == best
+
+
+@pytest.mark.slow
+def test_episodes_of_others_join_a_round_as_successes_of_its_tasks_and_again_where_it_was_killed(
+    school: School,
+) -> None:
+    """All that was collected earned 0. Others' episodes earned 50: two of a task of the rounds, by its id and by its
+    input under another one; one without a call to imitate, and one of a held-out task, which are not drawn."""
+    school.collect()
+    with duckdb.connect(str(school.run / "store.duckdb")) as con:
+        con.execute("UPDATE rewards SET value = 0.0")
+    (free, *_), (held, *_) = split_tasks(TASKS, 0.25)
+    traces = [
+        one_call("1", TASK_ID=free["id"], TASK=json.dumps(free)),
+        one_call("2", TASK_ID="session/2", TASK=json.dumps({"number": free["number"], "log": []})),
+        one_call("3", node="stranger:1", TASK_ID=free["id"], TASK=json.dumps(free)),
+        one_call("4", TASK_ID="session/4", TASK=json.dumps({"number": held["number"], "log": []})),
+    ]
+    path = school.folder / "other.duckdb"
+    fill(path, traces)
+    with TraceStore.open(path) as store:
+        store.put_rewards([Reward(trace_id(name), "reward", 50.0, "test", 1) for name in "1234"])
+        store_to_parquet(store, school.folder / "other")
+    options = {"replay": {"successes": 0.5}, "experimental": {"success_traces": True}}
+    fields: dict[str, Any] = {"trainer": options, "traces": [str(school.folder / "other")], "without_signal": True}
+    collected = school.folder / "collected"
+    copytree(school.run, collected)
+    said = school.train(**fields)
+    assert "rounds draw successes from 2 of 3 episodes of other programs" in said
+    assert [line.get("replayed") for line in read_metrics(school.run / "metrics.jsonl")] == [None, 2]
+    joined = {e.episode_id: e.task_id for e in school.rounds[-1].episodes if e.replayed}
+    assert joined == {trace_id("1"): free["id"], trace_id("2"): free["id"]}
+    whole = learned(school)
+    rmtree(school.run)
+    copytree(collected, school.run)
+    school.train_until_killed(3, **fields)
+    school.train(resume=True, **fields)
+    assert learned(school) == whole
+
+
+def test_who_has_no_episode_of_others_is_told_so(school: School) -> None:
+    school.collect()
+    with pytest.raises(ConfigError, match=r"success_traces: this run has no episode of another program: name some in"):
+        school.train(trainer={"replay": {"successes": 0.5}, "experimental": {"success_traces": True}})
+
+
+def one_call(name: str, node: str = "actor:1", **root: Any) -> Any:
+    sample = SampleTrace(name)
+    sample.call("call", sample.node(node, 1, 9, step=1), 2, 3)
+    return sample.spans(**root)

@@ -21,6 +21,17 @@ def test_a_weight_is_the_excess_over_the_tasks_usual_reward_worked_by_hand() -> 
     assert rewards_to_draw_weights(rewards, 1) == pytest.approx([AGE_DECAY * (1 - easy)] * 3 + [0.0] * 3)
 
 
+def test_what_others_earned_is_weighed_by_what_a_task_earns_here() -> None:
+    """Of age 1. Own: t failed twice, v came out right twice; the mean is 1/2, so t usually earns (2 * 0.5) / 3.6 and a
+    task that was never played here 1/2. Where nothing is known of any task here, others are all that is."""
+    own = [TaskReward("t", 0, 0.0)] * 2 + [TaskReward("v", 0, 1.0)] * 2
+    others = [TaskReward("t", 0, 1.0), TaskReward("new", 0, 1.0), TaskReward("new", 0, 0.0)]
+    weights = rewards_to_draw_weights(own, 1, others)
+    assert weights[:4] == rewards_to_draw_weights(own, 1)
+    assert weights[4:] == pytest.approx([AGE_DECAY * (1 - 1 / 3.6), AGE_DECAY / 2, 0.0])
+    assert rewards_to_draw_weights([], 1, others) == rewards_to_draw_weights(others, 1)
+
+
 def test_the_rare_success_of_a_hard_task_is_drawn_before_that_of_an_easy_one_and_the_newer_before_the_older() -> None:
     rewards = [TaskReward("hard", 1, value) for value in (0, 0, 0, 1)]
     rewards += [TaskReward("easy", 1, value) for value in (1, 1, 1, 1)]

@@ -226,7 +226,7 @@ class Credit:
 
         def fit() -> dict[str, Any]:
             self.estimator.commit(estimated.state)
-            self.note_spreads(data)
+            self.note_spreads(data.fresh if self.options.replay.successes else data)  # successes are no fair sample
             figures: dict[str, Any] = {"value_loss": None, "explained_variance": None, "critics": {}, "agents": {}}
             if observed is not None and estimated.targets is not None:
                 figures = self._team.fit(

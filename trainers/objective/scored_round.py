@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
@@ -77,6 +77,8 @@ def score_round(
     if options.importance.proximal == "recomputed":  # then the trainer says of every call what it thinks of its tokens
         data = _open_forced(data, _current_rows(data, rows_of, newest))
     old_T, ours_T = _old_logprobs(data, rows_of, policies, options=options, tick_of=tick_of)
+    if options.experimental.success_traces:
+        data = _as_sampled_today(data, old_T)
     if options.importance.proximal == "recomputed":
         data, old_T, ours_T = _force_masked(data, old_T, ours_T, current=_current_rows(data, rows_of, newest))
     for agent in (agent for name in order for agent in policies.adapters[name].agents):
@@ -167,17 +169,31 @@ def _old_logprobs(
         # a success of before is made likelier than when it was sampled, whatever the policy has become since
         scored = without_successes(data, rows, options)
         successes = sorted({*rows} - {*scored})
+        # where nobody said how likely that was, than it is today
+        unknown = [i for i in successes if data.items[i].behaviour is None]
         if from_engine:
             scored = _spot_checks(data, scored)
         for i in rows if from_engine else successes:
-            old_T[i] = torch.tensor(data.items[i].behaviour, device=learner.model.device)
+            if data.items[i].behaviour is not None:
+                old_T[i] = torch.tensor(data.items[i].behaviour, device=learner.model.device)
+        scored = [*scored, *unknown]
         tick = tick_of(f"old log-probs {name}", len(scored))
         ours_T = dict(zip(scored, learner.logprobs([data.items[i] for i in scored], tick=tick), strict=True))
         computed_T.update(ours_T)
-        if not from_engine:
-            for i, logp_T in ours_T.items():
-                old_T[i] = logp_T
+        for i in unknown if from_engine else scored:
+            old_T[i] = ours_T[i]
     return old_T, computed_T
+
+
+def _as_sampled_today(data: Round, old_T: Sequence[Tensor]) -> Round:
+    """The round with successes of which nobody said how likely they were as if today's policies had sampled them."""
+    items = [
+        replace(item, behaviour=tuple(old_T[i].tolist()))
+        if item.behaviour is None and data.is_replayed(i) and len(old_T[i])
+        else item
+        for i, item in enumerate(data.items)
+    ]
+    return data.with_items(items)
 
 
 def _spot_checks(data: Round, rows: Sequence[int]) -> list[int]:

@@ -89,7 +89,7 @@ def play(plan: Plan, model: Path) -> dict[str, Any]:
         spent += players.sampled_tokens - before
         a_run = (players.sampled_tokens - before) / len(fresh)
         rounds.append((spent, mean(fresh, "reward")))
-        trainer.update(fresh, draw_older(trainer, pool, len(rounds), len(fresh)))
+        trainer.update(fresh, draw_older(trainer, pool, len(rounds), fresh))
         pool += [(len(rounds), episode) for episode in fresh]
     final = game.play(players, [*game.heldout, *game.heldout])
     return {

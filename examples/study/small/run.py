@@ -40,6 +40,7 @@ _PUBLISHED: dict[str, Any] = {
     "objective": {"negative_weight": 1.0, "kl_stop": 0.1},
     "advantage": {"critic": {"shrink": False}},
 }
+_RLOO: dict[str, Any] = {"advantage": {"estimator": "rloo"}}
 CONDITIONS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "published update": _PUBLISHED,
@@ -54,7 +55,11 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "1 pass of 1": {"optimizer": {"epochs": 1, "minibatch_actions": 1}},
     "16 actions a step": {"optimizer": {"epochs": 4, "minibatch_actions": 16}},
     "plain critic": {"advantage": {"critic": {"shrink": False}}},
-    "rloo": {"advantage": {"estimator": "rloo"}},
+    "rloo": _RLOO,
+    "rloo, successes": _RLOO | {"replay": {"successes": 0.3}},
+    "rloo, success groups": _RLOO | {"replay": {"successes": 0.3}, "experimental": {"success_groups": True}},
+    "rloo, LUFFY": _RLOO
+    | {"replay": {"successes": 0.3}, "experimental": {"success_groups": True, "success_shaping": 0.1}},
     "token": {"granularity": "token"},
     "rate / 3": {"optimizer": {"lr": 3.3e-4}},
     "rate x 3": {"optimizer": {"lr": 3e-3}},
@@ -83,7 +88,7 @@ def run(game: Game, condition: str, seed: int, model: Path) -> dict[str, Any]:
         tasks: list[Task] = [t for t in draw.sample(game.tasks, EPISODES // SAMPLES) for _ in range(SAMPLES)]
         fresh = game.play(players, tasks)
         rewards.append(mean(fresh, "reward"))
-        trainer.update(fresh, draw_older(trainer, pool, len(rewards), len(fresh)))
+        trainer.update(fresh, draw_older(trainer, pool, len(rewards), fresh))
         pool += [(len(rewards), episode) for episode in fresh]
     final = game.play(players, [*game.heldout, *game.heldout])
     return {
@@ -98,13 +103,19 @@ def run(game: Game, condition: str, seed: int, model: Path) -> dict[str, Any]:
 
 
 def draw_older(
-    trainer: MarftTrainer, pool: Sequence[tuple[int, Trajectory]], number: int, fresh: int
+    trainer: MarftTrainer, pool: Sequence[tuple[int, Trajectory]], number: int, fresh: Sequence[Trajectory]
 ) -> list[Trajectory]:
     """The older episodes that join round `number`, as `marft-bridge train` draws them; none unless the options ask."""
     if not trainer.options.replay.successes:
         return []
     known = [TaskReward(t.episode.task_id, played, t.team_reward("reward") or 0.0) for played, t in pool]
-    return [pool[i][1] for i in trainer.draw_successes(rewards_to_draw_weights(known, number), fresh)]
+    drawn = trainer.draw_successes(
+        rewards_to_draw_weights(known, number),
+        len(fresh),
+        tasks=[reward.task_id for reward in known],
+        round_tasks={t.episode.task_id for t in fresh},
+    )
+    return [pool[i][1] for i in drawn]
 
 
 def to_table(rows: Sequence[Mapping[str, Any]]) -> str:

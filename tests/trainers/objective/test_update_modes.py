@@ -549,6 +549,21 @@ def test_the_better_episodes_are_drawn_by_their_weights_and_no_more_than_their_s
     assert often / 200 == pytest.approx(0.5, abs=0.12)  # one of ten is drawn; the first weighs as much as all others
 
 
+def test_one_success_of_each_task_of_the_round_is_drawn_before_those_of_other_tasks(model_dir: Path) -> None:
+    trainer = _trainer(model_dir, estimator="rloo", replay={"successes": 0.25}, success_groups=True)
+    tasks = ["a", "a", "a", "b", "c", "c", "d"]
+    weights = [1.0, 3.0, 0.0, 0.01, 9.0, 9.0, 9.0]
+    drawn = [trainer.draw_successes(weights, 30, tasks=tasks, round_tasks={"a", "b", "z"}) for _ in range(200)]
+    assert {frozenset(chosen[2:]) for chosen in drawn} == {frozenset({4, 5, 6})}
+    assert {frozenset(chosen[:2]) for chosen in drawn} == {frozenset({0, 3}), frozenset({1, 3})}
+    assert sum(1 in chosen[:2] for chosen in drawn) / 200 == pytest.approx(3 / 4, abs=0.1)  # by their weights
+    few = [trainer.draw_successes(weights, 6, tasks=tasks, round_tasks={"a", "b"}) for _ in range(20)]
+    assert all(len(chosen) == 2 and 3 in chosen for chosen in few)  # a quarter of eight
+    ungrouped = _trainer(model_dir, estimator="rloo", replay={"successes": 0.25})
+    drawn = [ungrouped.draw_successes(weights, 3, tasks=tasks, round_tasks={"a", "b"}) for _ in range(200)]
+    assert sum(chosen[0] in (4, 5, 6) for chosen in drawn) / 200 == pytest.approx(27 / 31, abs=0.1)
+
+
 def test_all_older_episodes_and_the_better_ones_are_not_drawn_together(model_dir: Path) -> None:
     with pytest.raises(ValueError, match=r"set one"):
         _trainer(model_dir, replay={"share": 0.25, "successes": 0.25})
