@@ -214,7 +214,8 @@ class Collector:
         tally.outcomes[outcome] += 1
         if reason is not None:
             tally.reasons[reason] += 1
-            tally.failures[reason] += outcome == "failed"
+            if outcome == "failed":
+                tally.failures[reason] += 1
 
     async def _attempt(self, request: EpisodeRequest, attempt: int, tally: Tally) -> Exception | None:
         """Runs one episode. Returns the error that it failed with, which is not counted yet."""
