@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -108,6 +108,8 @@ class NodeChat(ChatOpenAI):
     """Whether the server parses tool calls out of the model's text (vLLM: --tool-call-parser)."""
     teacher: Any = Field(default=None, exclude=True)
     """A `Teacher`: the node's own model, asked beside this one; None: nobody is."""
+    routes_last: ClassVar[bool] = False
+    """Whether a class above this one changes requests, and calls `to_routed` itself."""
     _warnings: _SettingWarnings = PrivateAttr(default_factory=_SettingWarnings)
     _server_fields: dict[str, dict[str, Any]] = PrivateAttr(default_factory=dict)
     """Address of another server -> the field values of a copy of this model that calls it. Shared by all copies."""
@@ -132,6 +134,18 @@ class NodeChat(ChatOpenAI):
                 "node %r: in training its model's %s has no effect; [sampling] decides", node, ", ".join(new_settings)
             )
 
+    def warn_idle_methods(self, node: str, class_name: str, methods: Sequence[str]) -> None:
+        """Warns once per node that methods of the app's own model class do not run around the served model."""
+        key = (node, f"{class_name}.{methods[0]}")
+        if key not in self._warnings.warned_settings:
+            self._warnings.warned_settings.add(key)
+            log.warning(
+                "node %r: in training its model's own %s does not run: the served model answers in the place of %s",
+                node,
+                ", ".join(methods),
+                class_name,
+            )
+
     def _is_routed(self) -> bool:
         """Whether an episode's routes apply. They do not to a NodeChat that the app built for a server of its own."""
         routing = current_routing.get()
@@ -147,6 +161,10 @@ class NodeChat(ChatOpenAI):
 
     def _get_request_payload(self, input_: Any, *, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
         payload = super()._get_request_payload(input_, stop=stop, **kwargs)
+        return payload if self.routes_last else self.to_routed(payload)
+
+    def to_routed(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """A request as the route of the calling node has it, and with the fields that the recorder needs."""
         call = _current_call.get()
         if call is not None:
             call.shows_logprobs = bool(payload.get("logprobs"))

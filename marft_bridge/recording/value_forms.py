@@ -10,11 +10,11 @@ import ast
 import dataclasses
 import datetime
 import enum
+import functools
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from fractions import Fraction
-from functools import partial
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -92,7 +92,8 @@ def _forms(value: Any, path: ValuePath) -> Iterator[tuple[ValuePath, str]]:
         yield from _forms(value.arg, (*path, "arg"))
     elif (fields := value_to_fields(value)) is not None:
         for name, item in fields.items():
-            yield from _forms(item, (*path, name))
+            if not (type(item) is tuple and not item and name in _empty_by_default(kind)):  # as a Command's goto
+                yield from _forms(item, (*path, name))
     elif isinstance(value, (list, tuple, set, frozenset)):
         items = sorted(value, key=str) if isinstance(value, (set, frozenset)) else value
         for number, item in enumerate(items):
@@ -100,6 +101,13 @@ def _forms(value: Any, path: ValuePath) -> Iterator[tuple[ValuePath, str]]:
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from _forms(item, (*path, str(key)))
+
+
+@functools.lru_cache(maxsize=256)
+def _empty_by_default(kind: type) -> frozenset[str]:
+    """Fields of a dataclass that are empty tuples unless somebody fills them: JSON has none, and they come back so."""
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    return frozenset(field.name for field in fields if type(field.default) is tuple and not field.default)
 
 
 def is_message_form(value: Any) -> bool:
@@ -134,7 +142,7 @@ def forms_to_value(json_value: Any, forms: list[Any], classes: Mapping[str, type
     # From the inside out, so that the path to an outer value still leads through JSON when an inner one is made.
     for path, form in sorted(forms, key=lambda entry: -len(entry[0])):
         try:
-            json_value = _replace_at(json_value, path, partial(_make, form=form, classes=classes))
+            json_value = _replace_at(json_value, path, functools.partial(_make, form=form, classes=classes))
         except (LookupError, TypeError, ValueError, ArithmeticError, SyntaxError):
             lost.append([path, form])
     outermost = [

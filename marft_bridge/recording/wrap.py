@@ -7,6 +7,9 @@ original graph is not touched. To record every graph of a process see `instrumen
 
 from __future__ import annotations
 
+import functools
+import inspect
+import logging
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -25,6 +28,15 @@ from marft_bridge.recording.langgraph_hooks import task_hooks
 from marft_bridge.recording.recorder import Recorder
 from marft_bridge.recording.redaction import Redact
 from trace_store.journal import Journal, journal_of
+
+log = logging.getLogger("marft_bridge")
+_RUN_METHODS = frozenset(
+    [
+        *("invoke", "stream", "batch", "batch_as_completed", "transform", "stream_events"),
+        *("ainvoke", "astream", "abatch", "abatch_as_completed", "atransform", "astream_events", "astream_log"),
+    ]
+)
+"""The methods of a graph that run it."""
 
 
 class RecordedGraph(Pregel[Any, Any, Any, Any]):
@@ -46,6 +58,25 @@ class RecordedGraph(Pregel[Any, Any, Any, Any]):
     def _with_recorder(self, config: RunnableConfig | None) -> RunnableConfig | None:
         return config_with_recorder(self, config, self.recorder) if type(self)._detach.alive else config
 
+    def _record_runs_of(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method that the app put onto the graph itself, where it hides that of the class: the same, recorded.
+
+        What it runs is the graph that it was made for, which no class of ours stands in front of: its config does.
+        """
+        if not _takes_config(method):
+            log.warning("wrap: the graph's own %r takes no config: its runs are not recorded", name)
+            return method
+
+        @functools.wraps(method)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            config = args[1] if len(args) > 1 else kwargs.pop("config", None)
+            recorded = [*map(self._with_recorder, config)] if isinstance(config, list) else self._with_recorder(config)
+            if len(args) > 1:
+                return method(args[0], recorded, *args[2:], **kwargs)
+            return method(*args, config=recorded, **kwargs)
+
+        return run
+
     # LangGraph's own `invoke` comes through `stream`; that of a class which runs another graph inside may not.
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """As the graph's own; `batch` comes through here."""
@@ -62,6 +93,15 @@ class RecordedGraph(Pregel[Any, Any, Any, Any]):
     def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         """As the graph's own."""
         return super().astream(input, self._with_recorder(config), **kwargs)
+
+
+def _takes_config(method: Callable[..., Any]) -> bool:
+    """Whether a method can be given a config by its name."""
+    try:
+        parameters = inspect.signature(method).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(parameter.name == "config" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def config_with_recorder(graph: Pregel[Any, Any, Any, Any], config: Any, recorder: Recorder) -> Any:
@@ -167,4 +207,6 @@ def _graph_to_recorded(app: Any, recorder: Recorder) -> RecordedGraph:
     recorded_class._detach = weakref.finalize(recorded_class, attach_hooks(recorder))
     recorded_graph: RecordedGraph = recorded_class.__new__(recorded_class)
     recorded_graph.__dict__.update(vars(app))
+    for name in _RUN_METHODS & vars(app).keys():
+        recorded_graph.__dict__[name] = recorded_graph._record_runs_of(name, vars(app)[name])
     return recorded_graph

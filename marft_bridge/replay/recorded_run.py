@@ -24,6 +24,7 @@ from marft_bridge.common.errors import GraphError
 from marft_bridge.common.run_limits import RECURSION_LIMIT
 from marft_bridge.recording.value_forms import ValuePath, forms_to_value, is_message_form
 from marft_bridge.replay.call_options import CallOptions, spans_to_options
+from marft_bridge.replay.quoted_messages import without_reports
 from trace_store import conventions as c
 from trace_store.assemble import spans_to_trajectory
 from trace_store.attributes import Malformed
@@ -319,11 +320,13 @@ def is_drawn_id(call_id: str) -> bool:
 
 
 def to_comparable_prompt(messages: list[Any]) -> list[Any]:
-    """A prompt whose tool calls go by number where their ids are UUIDs: who made them draws them anew in each run.
+    """A prompt whose tool calls go by number where their ids are UUIDs: who made them draws them anew in each run,
+    and in whose texts quoted messages have no more than their answers.
 
     Which result belongs to which call stays; ids that a model gave are no UUIDs of this form, or come from the record.
     """
     numbers: dict[str, str] = {}
+    messages = without_reports(messages)
 
     def number_call(part: Any) -> Any:
         call_id = part.get("id") if isinstance(part, dict) and part.get("type") in _CALL_PARTS else None

@@ -56,6 +56,7 @@ from marft_bridge.replay.moments import RunMoments
 from marft_bridge.replay.pins import NO_CLOCK, pinned
 from marft_bridge.replay.private_memory import PrivateMemory, memory_of_run, private_memory
 from marft_bridge.replay.prompt_ids import PromptModels
+from marft_bridge.replay.quoted_messages import without_reports
 from marft_bridge.replay.recorded_answers import NOT_MADE, PATIENCE_S, RecordedAnswers
 from marft_bridge.replay.recorded_models import chat_stand_in, llm_stand_in
 from marft_bridge.replay.recorded_run import (
@@ -777,7 +778,7 @@ def to_comparable_output(value: Any) -> Any:
             value = {key: item for key, item in value["data"].items() if key in _MESSAGE_FIELDS}
         return {str(key): convert(_without_ids(item) if key == INTERRUPTS else item) for key, item in value.items()}
 
-    return number_ids(convert(value))
+    return number_ids(without_reports(convert(value)))
 
 
 def _without_ids(interrupts: Any) -> Any:

@@ -215,7 +215,8 @@ class Collector:
         tally.outcomes[outcome] += 1
         if reason is not None:
             tally.reasons[reason] += 1
-            tally.failures[reason] += outcome == "failed"
+            if outcome == "failed":
+                tally.failures[reason] += 1
 
     def _pay_limit(self, episode: EpisodeContext, tally: Tally, reason: str) -> None:
         """Writes what a run earned by being cut short at a limit, before its end is written: no run in the store lacks

@@ -22,13 +22,13 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_llm_cache
 from langchain_core.language_models import BaseChatModel, GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
-from langchain_core.outputs import ChatResult
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.rate_limiters import InMemoryRateLimiter
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, PrivateAttr
 from support.client_rig import node_chat
 from support.fake_vllm import END_OF_TURN, Answer, FakeVllm, calls_to_text, id_to_logprob, running, text_to_ids
 
@@ -405,6 +405,106 @@ def test_a_class_that_overrides_the_public_methods_is_caught_below_them(rig: Rig
     check_redirected(rig, actions)
     (span,) = [span for span in rig.spans if span.operation == "chat"]
     assert span.attributes["gen_ai.provider.name"] == "vllm"
+
+
+class JsonChat(ChatOpenAI):
+    """An app's own class: asks for JSON, changes its requests, and tells the answer from what stands before it."""
+
+    form: str | None = None
+    _lead: str = PrivateAttr("So: ")
+
+    def _with_form(self, options: dict[str, Any]) -> dict[str, Any]:
+        return options | ({"response_format": {"type": "json_object"}} if self.form == "json" else {})
+
+    def _without_lead(self, result: ChatResult) -> ChatResult:
+        message = result.generations[0].message
+        message.content = str(message.content).removeprefix(self._lead)
+        return result
+
+    def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        return self._without_lead(super()._generate(messages, stop, run_manager, **self._with_form(kwargs)))
+
+    async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        return self._without_lead(await super()._agenerate(messages, stop, run_manager, **self._with_form(kwargs)))
+
+    def _stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        yield from super()._stream(*args, **self._with_form(kwargs))
+
+    def _get_request_payload(self, input_: Any, *, stop: Any = None, **kwargs: Any) -> dict[str, Any]:
+        payload = super()._get_request_payload(input_, stop=stop, **kwargs)
+        return {**payload, "temperature": 0.1, "tool_choice": "none"}
+
+
+OWN_CALLS: dict[str, Callable[[ChatOpenAI], Any]] = {
+    "sync": lambda model: model.invoke("hello").content,
+    "async": lambda model: asyncio.run(model.ainvoke("hello")).content,
+    "stream": lambda model: "".join(str(part.content) for part in model.stream("hello")).removeprefix("So: "),
+}
+
+
+@pytest.mark.parametrize("how", OWN_CALLS)
+def test_the_methods_of_an_apps_own_class_run_around_our_servers_answer(how: str, rig: Rig) -> None:
+    """And what they put into a request is decided by the route where that decides."""
+    rig.ours.answer = rig.hosted.answer = lambda _: "So: one"
+    model = JsonChat(model="base", base_url=f"{rig.hosted.url}/v1", api_key="hosted", form="json")
+    graph = rig.graph(lambda _: {"out": OWN_CALLS[how](model)})
+    assert graph.invoke({})["out"] == "one"
+    (hosted_body,) = rig.hosted.asked
+    result, (action,) = rig.redirected(lambda app: app.invoke({}), graph)
+    assert result["out"] == "one"
+    (body,) = rig.ours.asked
+    assert body["response_format"] == hosted_body["response_format"] == {"type": "json_object"}
+    assert (body["tool_choice"], body["temperature"], hosted_body["temperature"]) == ("none", 0.7, 0.1)
+    assert action.sampled_ids == tuple(text_to_ids("So: one"))
+    assert (action.trainable, action.temperature) == (True, 0.7)
+
+
+class Careful(BaseChatModel):
+    """An app's own class that asks another model."""
+
+    inner: BaseChatModel
+
+    @property
+    def _llm_type(self) -> str:
+        return "careful"
+
+    def _generate(self, messages: Any, *_: Any, **__: Any) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=self.inner.invoke([*messages, "Take care."]))])
+
+
+class RawChat(ChatOpenAI):
+    """An app's own class that asks in its own way."""
+
+    def _generate(self, *_: Any, **__: Any) -> ChatResult:
+        raise AssertionError("its own way")
+
+
+def test_a_method_of_an_apps_own_class_that_cannot_run_is_named_once(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    anthropic: Any = pytest.importorskip("langchain_anthropic").ChatAnthropic
+
+    class PatchedClaude(anthropic):  # type: ignore[misc]
+        def _get_request_payload(self, *args: Any, **kwargs: Any) -> Any:
+            return super()._get_request_payload(*args, **kwargs)
+
+    models = (
+        RawChat(model="base", api_key="hosted"),
+        PatchedClaude(model="claude-sonnet-4-5", api_key="x"),
+        Careful(inner=rig.model()),
+        ForeignChat(messages=iter([])),
+    )
+    graph = rig.graph(lambda _: {"out": [model.invoke("hello").content for model in (*models, *models)]})
+    with caplog.at_level(logging.WARNING, "marft_bridge"):
+        result, actions = rig.redirected(lambda app: app.invoke({}), graph)
+    assert result["out"] == ["one two three four"] * 8
+    check_redirected(rig, actions)
+    start = "node 'writer': in training its model's own"
+    assert [record.message for record in caplog.records] == [
+        f"{start} _generate does not run: the served model answers in the place of RawChat",
+        f"{start} _get_request_payload does not run: the served model answers in the place of PatchedClaude",
+        f"{start} _generate does not run: the served model answers in the place of Careful",
+    ]
 
 
 class ForeignChat(GenericFakeChatModel):

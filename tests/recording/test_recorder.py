@@ -135,6 +135,60 @@ def test_a_graph_whose_own_invoke_runs_another_one_is_recorded(is_async: bool, r
     assert [action.node for action in only_trajectory(recorder).actions] == ["a"]
 
 
+RUNS: dict[str, Callable[[Any], Any]] = {
+    "invoke": lambda graph: graph.invoke({"log": []}),
+    "ainvoke": lambda graph: asyncio.run(graph.ainvoke({"log": []})),
+    "stream": lambda graph: list(graph.stream({"log": []}, {"tags": ["mine"]}))[-1],
+    "batch": lambda graph: graph.batch([{"log": []}])[0],
+    "astream_events": lambda graph: asyncio.run(result_of_events(graph)),
+}
+
+
+async def result_of_events(graph: Any) -> Any:
+    events = [event async for event in graph.astream_events({"log": []}, version="v2")]
+    return events[-1]["data"]["output"]
+
+
+@pytest.mark.parametrize("how", RUNS)
+def test_a_graph_onto_which_the_app_put_a_method_of_its_own_is_recorded_through_it(
+    how: str, recorder: Recorder
+) -> None:
+    """As tracers and toolkits do: `graph.stream = traced`, which runs the graph that it was made for."""
+    graph = graph_of([(START, "a"), ("a", END)], echo()).compile()
+    original, calls = getattr(graph, how), []
+
+    def counted(graph_input: Any, config: Any = None, **options: Any) -> Any:
+        calls.append(how)
+        return original(graph_input, config, **options)
+
+    setattr(graph, how, counted)
+    expected = RUNS[how](graph)
+    recorded = wrap(graph, recorder)
+    assert RUNS[how](recorded) == expected
+    assert calls == [how, how]
+    assert [action.node for action in only_trajectory(recorder).actions] == ["a"]
+    recorded.unwrap()
+    RUNS[how](recorded)
+    assert len(spans_of(recorder)) == 1
+
+
+def test_a_method_of_the_apps_own_that_takes_no_config_is_left_alone_and_named(
+    recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = graph_of([(START, "a"), ("a", END)], echo()).compile()
+    original = graph.invoke
+
+    def closed(graph_input: Any) -> Any:
+        return original(graph_input)
+
+    setattr(graph, "invoke", closed)  # noqa: B010 - no method of a class is replaced
+    assert wrap(graph, recorder).invoke({"log": []}) == {"log": ["a"]}
+    assert spans_of(recorder) == {}
+    assert [record.message for record in caplog.records] == [
+        "wrap: the graph's own 'invoke' takes no config: its runs are not recorded"
+    ]
+
+
 def test_an_astream_is_passed_on_part_by_part(recorder: Recorder) -> None:
     recorded = wrap(graph_of([(START, "a"), ("a", "b"), ("b", END)], echo()).compile(), recorder)
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import operator
 import random
 import re
 import tempfile
+from collections.abc import Callable
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -22,8 +24,10 @@ from apps.test_suite import IS_ASYNC, module_of, provider
 from examples.test_wrapping import EXPECTED, GUIDES, QUESTION, serving, sink
 from examples.test_wrapping import _forget as forget_app
 from hypothesis import HealthCheck, given, settings
+from langchain_core.messages import AIMessage
 from langchain_core.tools import StructuredTool
-from langgraph.graph import START, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph
+from support.edge_rig import says
 from support.own_process import hold_for_drawn_programs
 from support.pages.zoo_page import config_to_name, configs
 from support.random_programs import Drawing, Witness, drawing_to_graph, drawings
@@ -31,6 +35,7 @@ from support.replay_rig import differences, record_runs, replay_all
 
 from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
+from marft_bridge.replay.quoted_messages import without_reports
 from marft_bridge.replay.replayed_run import replay_run
 from marft_bridge.rollouts.app import load_app
 from marft_bridge.rollouts.app_graph import call_app_factory, load_app_object, open_graph
@@ -187,3 +192,49 @@ def test_every_app_of_the_guides_comes_out_the_same_with_its_provider_gone(
         forget_app()
     assert differences(replayed) == [None]
     assert replayed[0].call_count == len(EXPECTED[name].called)
+
+
+QUOTE: dict[str, Callable[[Any], str]] = {
+    "list": str,
+    "one": lambda messages: str(messages[-1]),
+    "JSON": lambda messages: json.dumps([message.model_dump() for message in messages], default=str),
+}
+
+
+@pytest.mark.parametrize("how", QUOTE)
+@pytest.mark.parametrize("counts", [{"input_tokens": 5, "output_tokens": 2, "total_tokens": 7}, None])
+def test_a_prompt_that_quotes_whole_messages_is_the_same_whatever_their_model_reported(
+    how: str, counts: Any, tmp_path: Path
+) -> None:
+    """What a replay does not give back: the provider's own names and numbers, with braces and quotes in them."""
+    report = {"provider": 'a {"', "system_fingerprint": "it's } 'here'", "list": [{"x": None}]}
+    answer = AIMessage(
+        "Say {this} 'or' that.",
+        additional_kwargs={"refusal": None},
+        response_metadata=report,
+        usage_metadata=counts,
+    )
+
+    def graph_of(*answers: AIMessage) -> Any:
+        model = says(*answers)
+
+        def summary(state: dict[str, Any]) -> dict[str, Any]:
+            return {"messages": [model.invoke(f"Sum it up: {QUOTE[how](state['messages'])}")]}
+
+        graph = StateGraph(MessagesState)
+        graph.add_node("talk", lambda state: {"messages": [model.invoke(state["messages"])]})
+        graph.add_node("summary", summary)
+        graph.add_edge(START, "talk")
+        graph.add_edge("talk", "summary")
+        return graph.compile()
+
+    (run,) = record_runs(graph_of(answer, AIMessage("end")), [{"messages": [("user", "hello")]}], tmp_path)
+    assert differences(replay_all(graph_of(), [run])) == [None]
+
+
+def test_what_stands_beside_a_report_in_a_text_is_compared() -> None:
+    text = "content='a' additional_kwargs={'x': '}'} response_metadata={'y': {}} id='1', usage_metadata={'n': 1} end"
+    assert without_reports([text]) == ["content='a' id='1' end"]
+    assert without_reports('{"response_metadata": {"a": "}"}, "usage_metadata": null, "id": 1}') == '{, "id": 1}'
+    assert without_reports("response_metadata={'cut") == "response_metadata={'cut"
+    assert without_reports("usage_metadata={}") == "usage_metadata={}"  # no message is quoted

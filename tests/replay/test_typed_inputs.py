@@ -103,6 +103,7 @@ def test_a_value_comes_back_from_its_json_and_its_forms(value: Any) -> None:
 def test_what_json_says_needs_no_form() -> None:
     assert value_to_forms({"messages": [HumanMessage("hi")], "n": 1, "x": [None, 0.5, {"a": "b"}]}) == []
     assert value_to_forms(Command(resume="yes", goto=[Send("a", {"n": 1})])) == []
+    assert value_to_forms(Command(resume="yes")) == []  # its goto is the empty tuple that it is made with
 
 
 def test_what_cannot_be_made_again_stays_as_its_json_and_is_told() -> None:

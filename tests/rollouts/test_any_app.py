@@ -182,6 +182,7 @@ def test_an_app_that_stops_to_ask_somebody_is_truncated(lab: Lab, at: str, remem
     tally = lab.collect(lambda _: app)
     assert lab.outcomes == {("truncated", "interrupted"): 6}
     assert dict(tally.outcomes) == {"truncated": 6}
+    assert tally.failure_lines() == []
     assert not tally.reward_counts
 
 
