@@ -2,9 +2,10 @@
 
 After "Learning Robust Social Strategies with Large Language Models" (arXiv 2511.19405), which trains on social dilemmas
 with Advantage Alignment (Duque et al., arXiv 2406.14662); its abstract and its code were at hand. "How Exploration
-Breaks Cooperation" is why each agent has an adapter of its own. Ours: the words, and payoffs drawn for each task.
-Simplified: a fixed number of rounds that both are told, where theirs has ten and tells nobody which it is; moves of one
-word, no talk between them.
+Breaks Cooperation in Shared-Policy Multi-Agent Reinforcement Learning" is why each agent has an adapter of its own; in
+`examples/zoo/social_dilemma-shared.toml` both have one. Ours: the words, and payoffs drawn for each task. Simplified: a
+fixed number of rounds that both are told, where theirs has ten and tells nobody which it is; moves of one word, no talk
+between them.
 
 Advantage Alignment keeps what there is of cooperation, and does not make it from nothing: players that share half of
 the time learn to keep with it too. Theirs are large models, which share at first; so that a small one does, four of

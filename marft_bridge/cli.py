@@ -218,7 +218,7 @@ def compare(
         str | None, typer.Option(help="Version after: a number, newest or best; without it best, which training names.")
     ] = None,
     opponents: Annotated[
-        str | None, typer.Option(help="Versions that play before, after and each other: 2,4,base. For two sides.")
+        str | None, typer.Option(help="Versions that play the variants and each other: 2,4,base. For two sides.")
     ] = None,
     non_inferior: Annotated[
         float | None,
@@ -244,17 +244,15 @@ def compare(
     from marft_bridge.comparison.command import VersionFlags
     from marft_bridge.comparison.command import compare as run_compare
     from marft_bridge.comparison.page import REPORT_FILES
-    from marft_bridge.comparison.variants import AFTER_VARIANT
     from marft_bridge.config.compare import text_to_opponents, text_to_version
     from marft_bridge.config.gate_expression import expression_to_gate
-    from marft_bridge.promotion.candidate_check import check_candidate, require_candidate
+    from marft_bridge.promotion.candidate_check import check_candidate, resolve_candidate
 
     if candidate is not None and promote_if is None:
         raise ConfigError("compare: --candidate has no effect without --promote-if")
     gate = expression_to_gate(promote_if) if promote_if is not None else None
     if gate is not None:
-        require_candidate(settings, candidate)
-        candidate = candidate or (AFTER_VARIANT if opponents is not None else None)  # opponents are no candidates
+        candidate = resolve_candidate(settings, candidate)
     flags = VersionFlags(
         before,
         None if after is None else text_to_version("compare --after", after),

@@ -32,18 +32,28 @@ AGAINST = re.compile(r"^# Against: .*\n", re.MULTILINE)
 TWINS = {
     "coach_player": "coach_player-random",
     "coach_player-frozen": "coach_player",
+    "coach_player-lesson": "coach_player",
     "prisma-two-stage": "prisma-joint",
     "social_dilemma": "social_dilemma-plain",
+    "social_dilemma-shared": "social_dilemma-plain",
 }
 """What `examples.zoo.twins` holds against what."""
 _START = re.compile(r"^start_from = .*?(?=\s*(#.*)?$)", re.MULTILINE)
 _EACH = """set -e
 for c in collect train; do "$0" -m marft_bridge "$c" --config "$1" --run "$2"; done
 "$0" -m marft_bridge compare --config "$1" --run "$2" ${3:+--opponents "$3"}"""
-OPPONENTS = {"kuhn_poker": "1,newest,base", "tic_tac_toe": "1,newest,base", "negotiation": "base"}
+OPPONENTS = {
+    "kuhn_poker": "1,newest,base",
+    "negotiation": "base",
+    "social_dilemma": "4,base",
+    "social_dilemma-plain": "4,base",
+    "social_dilemma-shared": "4,base",
+    "tic_tac_toe": "1,newest,base",
+}
 """Games that are judged by a tournament too: who plays the base model and the trained version, see `compare`.
 
-One that is the trained version itself is no further player, so one alone might leave the base as the only opponent.
+One that is the trained version itself is no further player, so one alone might leave the base as the only opponent; not
+in the dilemmas, where the newest of eight versions is the trained one.
 """
 SHOWN = {"compression": "reasoner_tokens"}
 """What is told besides the deciding metric: another one that the comparison measured."""

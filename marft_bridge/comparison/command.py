@@ -75,9 +75,9 @@ SELECT episode_id FROM episodes WHERE run_id = ? AND variant = ? ORDER BY task_i
 
 @dataclass(frozen=True, slots=True)
 class VersionFlags:
-    """--before, --after and --opponents: versions of every node, for a comparison without declared variants."""
+    """--before, --after and --opponents: versions of every node."""
 
-    before_version: int | None = None  # None: 0
+    before_version: int | None = None  # None: 0, where no variants are declared
     after_version: Version | None = None  # None: the one that training named, or else each node's newest
     opponents: tuple[Version, ...] = ()  # some: every two variants play each other
 

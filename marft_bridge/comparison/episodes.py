@@ -63,7 +63,13 @@ class Plan:
             temperature=self.temperature,
         )
         return [
-            replace(request, variant=team.name, adapters=team.adapters, prompts=team.prompts)
+            replace(
+                request,
+                variant=team.name,
+                adapters=team.adapters,
+                prompts=team.prompts,
+                max_tokens=team.max_tokens,
+            )
             for request in planned
             for team in teams
         ]
@@ -191,7 +197,12 @@ def _describe_plan_entry(key: str, value: Any) -> str:
         return f"other {_ENTRY_TITLES[key]}"
     if key != "variants":
         return f"{key} = {value}"
-    return "; ".join(f"{team['name']} = {team['adapters'] or team['app']}" for team in value or [])
+    return "; ".join(map(_describe_plan_team, value or []))
+
+
+def _describe_plan_team(team: Mapping[str, Any]) -> str:
+    limit = f" with max_tokens {team['max_tokens']}" if "max_tokens" in team else ""
+    return f"{team['name']} = {team['adapters'] or team['app']}{limit}"
 
 
 def follow_plan(

@@ -229,6 +229,7 @@ def _variant(
         choice=team.choice,
         hosted=_hosted_nodes(config, team, [node for node, sides in nodes.items() if team.name in sides]),
         prompts=dict(team.prompts),
+        max_tokens=team.max_tokens,
         graph=None if graph == config.graph.app else graph,
         model="its own models" if team.deployment.own_models else team.deployment.pinned_model,
         episodes=len(values) + outcomes.unscored,

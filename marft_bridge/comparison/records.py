@@ -83,6 +83,7 @@ class Variant(_ReportPart):
     `adapters` maps nodes to versions; a node without one is absent. `choice` says why these, where training named them.
     `hosted`: the nodes that called the models that the app was written with, also those that are in no configuration.
     `prompts` maps nodes to what their calls began with in place of the app's system message.
+    `max_tokens`: the limit of its calls; None means that of the configuration.
     `graph`, `model`: None means those of the
     configuration; a graph that calls the models that it was written with has the model "its own models". `score` is
     the deciding metric over all of its episodes that have it. `measured` maps each metric to how many of these have it
@@ -94,6 +95,7 @@ class Variant(_ReportPart):
     choice: Text | None = None
     hosted: tuple[Text, ...] = ()
     prompts: dict[Text, Text] = Field(default_factory=dict)
+    max_tokens: int | None = Field(None, ge=1)
     graph: Text | None = None
     model: Text | None = None
     episodes: int = Field(ge=0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from marft_bridge.common.errors import ConfigError
@@ -63,6 +63,12 @@ class Team:
     adapters: Mapping[str, int] = field(default_factory=dict)  # node -> version; frozen nodes are at 0 always
     choice: str | None = None  # why these versions, where training named them
     prompts: Mapping[str, str] = field(default_factory=dict)  # node -> what its calls begin with instead
+    max_tokens: int | None = None  # of one call; None: as [sampling] says
+
+    @property
+    def setup(self) -> tuple[Any, ...]:
+        """Equal for two teams that differ in nothing but their names and adapter versions."""
+        return (*self.deployment.key, tuple(sorted(self.prompts.items())), self.max_tokens)
 
     def content(self) -> dict[str, Any]:
         """The team as JSON values, which a resumed comparison must equal."""
@@ -76,6 +82,7 @@ class Team:
             "own_models": self.deployment.own_models,
             "adapters": dict(self.adapters),
             **({"prompts": dict(self.prompts)} if self.prompts else {}),
+            **({} if self.max_tokens is None else {"max_tokens": self.max_tokens}),
             **self.deployment.run_content(),
         }
 
@@ -140,7 +147,7 @@ def options_to_lineup(
         registry: of the adapters of the configuration's base model.
         before_version, after_version: of every node where no variants are declared; None: 0 and the best.
         opponents: further versions of every node, each a variant of its own, all of which play each other. One that is
-            the same as another variant is that one.
+            the same as another variant is that one. Variants that are declared play too.
         named_version: what `best` stands for; None: each node's newest.
 
     Raises:
@@ -183,7 +190,14 @@ def _table_to_team(
     requested, best_nodes = _resolve_best(requested, named_version)
     versions = {node: _version(registry, node, requested.get(node, 0), variant=table.name) for node in nodes}
     choice = f"{', '.join(best_nodes)}: {BEST_TEXT}" if 0 < len(best_nodes) < len(nodes) else BEST_TEXT
-    return Team(table.name, deployment, versions, choice=choice if best_nodes else None, prompts=table.prompts)
+    return Team(
+        table.name,
+        deployment,
+        versions,
+        choice=choice if best_nodes else None,
+        prompts=table.prompts,
+        max_tokens=None if table.max_tokens == config.sampling.max_tokens else table.max_tokens,
+    )
 
 
 def _refuse_unknown_prompts(config: BridgeConfig, table: VariantOptions) -> None:
@@ -239,8 +253,8 @@ def _version(registry: AdapterRegistry, node: str, requested: Version, variant: 
 def _refuse_repeated(teams: Sequence[Team]) -> None:
     names_by_setup: dict[tuple[Any, ...], str] = {}
     for team in teams:
-        setup = (*team.deployment.key, _versions(team), tuple(sorted(team.prompts.items())))
-        if (first_name := names_by_setup.setdefault(setup, team.name)) != team.name:
+        key = (team.setup, _versions(team))
+        if (first_name := names_by_setup.setdefault(key, team.name)) != team.name:
             raise ConfigError(
                 f"compare: {first_name!r} and {team.name!r} would run the same thing ({_describe_team(team)}); "
                 "change one of them, or leave it out"
@@ -256,11 +270,12 @@ def describe_choice(team: Team) -> str:
 
 def _describe_team(team: Team) -> str:
     prompts = f", prompts of {', '.join(team.prompts)}" if team.prompts else ""
+    limit = "" if team.max_tokens is None else f", max_tokens {team.max_tokens}"
     if team.deployment.own_models:
         return f"{team.deployment.graph.app} on its own models{prompts}"
     versions = ", ".join(f"{node}@{version}" for node, version in team.adapters.items())
     suffix = f" on {team.deployment.model}" if team.deployment.model else ""
-    return f"{team.deployment.graph.app} with {versions}{suffix}{prompts}"
+    return f"{team.deployment.graph.app} with {versions}{suffix}{prompts}{limit}"
 
 
 # -- a tournament ---------------------------------------------------------------------------------------------
@@ -268,8 +283,6 @@ def _describe_team(team: Team) -> str:
 
 def _refuse_no_tournament(config: BridgeConfig) -> None:
     options, sides = config.compare, config.train.trainer.sides
-    if options.variants:
-        raise ConfigError("compare: --opponents has no effect beside [[compare.variants]]; leave one of them out")
     if len(sides) != 2:
         raise ConfigError(
             f"compare --opponents: a tournament is between two sides, and train.trainer.sides names {len(sides)}; "
@@ -293,9 +306,23 @@ def _add_opponents(
     for opponent in opponents:
         table = VariantOptions(name=f"version {opponent}", adapters=opponent)
         player = _table_to_team(config, table, registry, named_version=named_version)
+        _refuse_other_players(teams, player)
         if _versions(player) not in map(_versions, players):
             players.append(player)
     return Lineup(tuple(players), seatings=tuple(_seatings(config, players)))
+
+
+def _refuse_other_players(teams: Sequence[Team], opponent: Team) -> None:
+    """Refuses variants that are no adapter versions of the configuration alone, or are called as another opponent."""
+    for team in teams:
+        if team.setup != opponent.setup:
+            raise ConfigError(
+                f"compare --opponents: variant {team.name!r} has a graph, model, prompts or max_tokens of its own, and "
+                "a tournament is between adapter versions: take its table out of [[compare.variants]], or leave "
+                "--opponents out"
+            )
+        if team.name == opponent.name and _versions(team) != _versions(opponent):
+            raise ConfigError(f"compare.variants: {team.name!r} is the name of an opponent; choose another")
 
 
 def _seatings(config: BridgeConfig, players: Sequence[Team]) -> Iterator[Seating]:
@@ -328,17 +355,13 @@ def _add_mixed_teams(config: BridgeConfig, teams: tuple[Team, ...]) -> Lineup:
         return Lineup(teams)
     candidate = mixable[0]
     nodes = differing_nodes(base.adapters, candidate.adapters)
-    teams_by_versions = {
-        _versions(team): team
-        for team in teams
-        if team.deployment.key == base.deployment.key and team.prompts == base.prompts
-    }
+    teams_by_versions = {_versions(team): team for team in teams if team.setup == base.setup}
     teams_by_swapped = {}
     for swapped in mixed_teams(nodes):
         versions = {node: (candidate if node in swapped else base).adapters[node] for node in base.adapters}
         name = _mixed_name(base.name, candidate.name, nodes, swapped=swapped)
         declared = teams_by_versions.get(tuple(sorted(versions.items())))
-        teams_by_swapped[swapped] = declared or Team(name, base.deployment, versions, prompts=base.prompts)
+        teams_by_swapped[swapped] = declared or replace(base, name=name, adapters=versions, choice=None)
     mixed_names = {team.name for team in teams_by_swapped.values() if team not in teams}
     if clashing_names := sorted(mixed_names & {team.name for team in teams}):
         raise ConfigError(f"compare.variants: {clashing_names[0]!r} is the name of a mixed team; choose another")
@@ -350,6 +373,8 @@ def _mixing_obstacle(base: Team, candidate: Team) -> str | None:
         return "they do not share a graph and a served model"
     if base.prompts != candidate.prompts:
         return "they have other prompts"
+    if base.max_tokens != candidate.max_tokens:
+        return "they have another max_tokens"
     if len(differing_nodes(base.adapters, candidate.adapters)) < 2:
         return "they differ in one node only, which is what their comparison shows"
     return None

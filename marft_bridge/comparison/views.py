@@ -76,7 +76,7 @@ def _contrast_strip(scale: Scale, row: Contrast) -> Markup:
 
 
 def describe_variant(variant: Variant) -> str:
-    """A variant in one line: its adapters, why these, and what it has instead of the app's model, graph and prompts."""
+    """A variant in one line: its adapters, why these, and what it has instead of the app's own and of [sampling]."""
     adapters = ", ".join(f"{node}@{version}" for node, version in variant.adapters.items())
     parts = (
         adapters if variant.choice is None else f"{adapters} ({variant.choice})",
@@ -84,6 +84,7 @@ def describe_variant(variant: Variant) -> str:
         f"graph: {variant.graph}" if variant.graph is not None else "",
         f"hosted: {', '.join(variant.hosted)}" if variant.hosted and variant.model is None else "",
         f"prompts of its own: {', '.join(variant.prompts)}" if variant.prompts else "",
+        f"max_tokens: {variant.max_tokens}" if variant.max_tokens is not None else "",
     )
     return " · ".join(part for part in parts if part) or "no adapters"
 

@@ -20,6 +20,7 @@ Version = Annotated[int, Field(ge=0)] | Literal["newest", "best"]
 
 
 _OF_ANOTHER_APP = {"nodes", "frozen", "task_to_input", "context", "config"}
+_OF_SERVED_NODES = {"adapters", "model", "serve", "nodes", "frozen", "max_tokens"}
 
 
 def text_to_opponents(flag: str, text: str) -> tuple[Version, ...]:
@@ -85,6 +86,8 @@ class VariantOptions(_Options):
     prompts: dict[str, str] = {}
     """Node = text: what its calls begin with, in place of the system message that the app gives them. Whichever model
     answers; a call without a system message is an error."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Tokens of one call of its nodes at most; None: as sampling.max_tokens says."""
     own_models: bool = False
     """Whether the graph calls the models that it was written with: nothing is redirected, no adapters."""
 
@@ -99,9 +102,7 @@ class VariantOptions(_Options):
             raise ValueError(f"{self.name!r}: {duplicates[0]!r} is in nodes and in frozen")
         if self.serve is not None and self.model is None:
             raise ValueError(f"{self.name!r}: serve has no effect without model; [serve] is for the base model")
-        if self.own_models and (
-            unused_options := sorted(given_options & {"adapters", "model", "serve", "nodes", "frozen"})
-        ):
+        if self.own_models and (unused_options := sorted(given_options & _OF_SERVED_NODES)):
             raise ValueError(
                 f"{self.name!r}: {unused_options[0]} has no effect with own_models: nothing of it is served here"
             )

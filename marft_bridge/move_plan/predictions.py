@@ -174,7 +174,7 @@ def report_to_losses(report: Report) -> dict[str, float]:
         moved = set(base.hosted) - set(variant.hosted)
         contrast = report.contrast(variant.name)
         is_alone = len(moved) == 1 and moved == {node for node, version in variant.adapters.items() if version}
-        is_same_app = variant.model is None and variant.graph is None and variant.prompts == base.prompts
-        if is_alone and is_same_app and contrast is not None:
+        is_same_app = variant.model is None and variant.graph is None and variant.max_tokens is None
+        if is_alone and is_same_app and variant.prompts == base.prompts and contrast is not None:
             losses.setdefault(moved.pop(), 0.0 - contrast.diff)  # -diff would make a loss of -0.0
     return losses

@@ -153,11 +153,16 @@ def _node_lines(config: BridgeConfig, variant: Variant) -> list[str]:
     return [f"  {node}: {places[node]}" for node in nodes if node in places]
 
 
-def require_candidate(config: BridgeConfig, candidate: str | None) -> None:
-    """Refuses, before anything runs, a candidate that is not a variant, and a missing one where there are several."""
+def resolve_candidate(config: BridgeConfig, candidate: str | None) -> str:
+    """The candidate, or the only one where none is named; opponents of a tournament are none.
+
+    Raises:
+        ConfigError: it is not a variant, or none is named and there are several.
+    """
     names = [variant.name for variant in config.compare.variants[1:]] or [AFTER_VARIANT]
     if (candidate is None and len(names) > 1) or (candidate is not None and candidate not in names):
         raise ConfigError(f"compare --promote-if: name the candidate with --candidate; one of: {', '.join(names)}")
+    return candidate or names[0]
 
 
 def write_output(folder: RunFolder, name: str, output: bytes) -> Path:
@@ -182,7 +187,7 @@ def _refuse_other_configuration(config: BridgeConfig, report: Report) -> None:
 
 
 def _refuse_other_setup(config: BridgeConfig, variant: Variant) -> None:
-    """Refuses a variant of another model, graph or prompt, or with the adapter of a node that is not configured."""
+    """Refuses a variant of another model, graph, prompt or limit, or with an adapter of an unknown node."""
     if variant.model is not None or variant.graph is not None:
         setup = f"model {variant.model}" if variant.model is not None else f"graph {variant.graph}"
         raise ConfigError(
@@ -193,6 +198,11 @@ def _refuse_other_setup(config: BridgeConfig, variant: Variant) -> None:
         raise ConfigError(
             f"promote: {variant.name!r} has prompts of its own ({', '.join(variant.prompts)}); adapter versions of "
             "this configuration are promoted: put the prompts into the app, and compare again"
+        )
+    if variant.max_tokens is not None:
+        raise ConfigError(
+            f"promote: {variant.name!r} has max_tokens {variant.max_tokens} of its own; adapter versions of this "
+            "configuration are promoted: set sampling.max_tokens to it, and compare again"
         )
     if unknown_nodes := sorted(variant.adapters.keys() - {*config.graph.nodes, *config.graph.frozen}):
         raise ConfigError(

@@ -255,13 +255,11 @@ class Collector:
             recorder=self._graph.recorder,
             spans=[] if self._scorer.needs_record else None,
         )
-        routes = {
-            node: self._backend.route(node, version, request.temperature) for node, version in request.adapters.items()
-        }
+        routes = {node: self._request_to_route(request, node, version) for node, version in request.adapters.items()}
         for node in request.frozen:
             routes[node] = replace(routes[node], trainable=False)
         for node in self._app.frozen:
-            routes[node] = replace(self._backend.route(node, 0, request.temperature), trainable=False)
+            routes[node] = replace(self._request_to_route(request, node, 0), trainable=False)
         routes |= {node: text_to_route(text) for node, text in request.answers.items()}
         routing = Routing(
             routes,
@@ -315,6 +313,11 @@ class Collector:
             tally.missing_rewards.update(score.absent.items())
         self._count(tally, "terminated", None)
         return None
+
+    def _request_to_route(self, request: EpisodeRequest, node: str, version: int) -> Route:
+        """The backend's route of a node, with the limit of a call that the request asks for."""
+        route = self._backend.route(node, version, request.temperature)
+        return route if request.max_tokens is None else replace(route, max_tokens=request.max_tokens)
 
     async def _wait_for_dying_server(self) -> None:
         """Gives a dying server 10 s to be noticed, which raises its own error: it says more than the refused calls."""

@@ -96,6 +96,7 @@ class EpisodeRequest:
     round: int | None = None
     variant: str | None = None
     temperature: float | None = None  # None: that of the configuration
+    max_tokens: int | None = None  # of one call; None: that of the configuration
     answers: Mapping[str, str] = field(default_factory=dict)  # node -> the text that answers its calls, not a model
     prompts: Mapping[str, str] = field(default_factory=dict)  # node -> what its calls begin with
     fork: ForkPoint | None = None  # None: the whole episode is run

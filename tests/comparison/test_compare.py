@@ -4,6 +4,7 @@
 - Another graph, another base model and a graph on its own models run beside the base, and nothing is redirected that
   should not be.
 - The teams between base and candidate run once, and neither of the two is run twice.
+- A variant may sample under a limit of its own; teams of two limits are not mixed, and none of them is promoted.
 - Resuming runs what is missing, and nothing else; another plan is refused.
 - An episode that fails takes its pair out and is counted.
 - The reward that is trained on decides where nobody said which does, and none has the default's name.
@@ -28,10 +29,13 @@ from support.hub_cache import NAME, put_in_cache
 
 from marft_bridge import cli
 from marft_bridge.common.errors import ConfigError, GraphError, ServingError
+from marft_bridge.common.progress import Reporter
 from marft_bridge.comparison.command import VersionFlags
 from marft_bridge.comparison.episodes import resolve_metric
 from marft_bridge.comparison.records import Report
+from marft_bridge.comparison.views import describe_variant
 from marft_bridge.config.compare import text_to_version
+from marft_bridge.promotion.candidate_check import check_candidate
 from marft_bridge.rollouts.app import split_tasks
 from marft_bridge.rollouts.collector import MIN_FAILED, Collector
 from marft_bridge.runs.named_version import NamedVersion, write_named_version
@@ -209,6 +213,32 @@ def test_another_base_model_may_be_a_name_of_the_hub_whose_commit_is_reported_an
         lab.compare(*variants, tasks=4, resume=True)
 
 
+def test_a_variant_may_have_a_limit_of_tokens_of_its_own_which_report_plan_and_resume_know(lab: Lab) -> None:
+    """`yes` is four tokens of the stand-in: a limit of two leaves `ye`, which is no answer."""
+    whole, cut = ({"name": name, "adapters": 2} for name in ("whole", "cut"))
+    report = lab.compare(whole, cut | {"max_tokens": 2}, tasks=6)
+    assert Counter(body["max_tokens"] for body in lab.ours.asked) == {256: 12, 2: 12}  # 256 is that of [sampling]
+    (contrast,) = report.contrasts
+    assert (contrast.mean_a, contrast.mean_b) == (1.0, 0.0)
+    tokens = report.contrast("cut", "tokens")
+    assert tokens is not None
+    assert tokens.mean_b == 4
+    assert [variant.max_tokens for variant in report.variants] == [None, 2]
+    assert [describe_variant(variant) for variant in report.variants] == [
+        "reasoner@2, actor@2",
+        "reasoner@2, actor@2 · max_tokens: 2",
+    ]
+    for name in ("report.md", "report.html"):
+        assert "max_tokens: 2" in (lab.run / name).read_text()
+    assert Report.model_validate_json((lab.run / "report.json").read_text()) == report
+    with pytest.raises(ConfigError, match=r"began with whole = .*; cut = .* with max_tokens 2, now it would be .* 3;"):
+        lab.compare(whole, cut | {"max_tokens": 3}, tasks=6, resume=True)
+    with pytest.raises(ConfigError, match="'whole' and 'cut' would run the same thing"):
+        lab.compare(whole, cut | {"max_tokens": 256})
+    with pytest.raises(ValueError, match="'hosted': max_tokens has no effect with own_models"):
+        lab.compare(whole, {"name": "hosted", "app": f"{lab.apps}:hosted", "own_models": True, "max_tokens": 9})
+
+
 @pytest.mark.slow
 def test_mixed_teams_are_run_once_and_base_and_candidate_not_again(lab: Lab) -> None:
     report = lab.compare(tasks=6, mixed_teams="auto")
@@ -254,6 +284,25 @@ def test_the_candidate_that_is_mixed_may_be_named(lab: Lab) -> None:
     actor = {"name": "actor", "adapters": {"actor": 2}}
     with pytest.raises(ConfigError, match="'actor' cannot be mixed with 'before': they differ in one node only"):
         lab.compare(BEFORE, AFTER, actor, mixed_teams="auto", mixed_candidate="actor")
+
+
+@pytest.mark.slow
+def test_teams_are_mixed_under_one_limit_of_tokens_and_never_across_two(lab: Lab) -> None:
+    with pytest.raises(ConfigError, match="'after' cannot be mixed with 'before': they have another max_tokens"):
+        lab.compare(BEFORE, AFTER | {"max_tokens": 3}, mixed_teams="auto", mixed_candidate="after")
+    report = lab.compare(BEFORE | {"max_tokens": 3}, AFTER | {"max_tokens": 3}, mixed_teams="auto", tasks=3)
+    assert report.mixed is not None
+    assert {body["max_tokens"] for body in lab.ours.asked} == {3}
+    assert len(lab.ours.asked) == 4 * 2 * 3
+
+
+@pytest.mark.slow
+def test_a_variant_with_a_limit_of_its_own_is_not_promoted(lab: Lab) -> None:
+    after = AFTER | {"max_tokens": 12}
+    report = lab.compare(BEFORE, after, tasks=40)
+    config = lab.config(BEFORE, after, tasks=40)
+    with pytest.raises(ConfigError, match=r"'after' has max_tokens 12 of its own; .*: set sampling.max_tokens to it"):
+        check_candidate(config, report, "correct>0", "after", Reporter())
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Owns: `compare --opponents`: every two versions on the same tasks and both seats, and what the reports say of it.
 
-Payoffs are those that training pays; a game without one on both sides is left out and counted; no rating is infinite.
+Variants that are declared play too, where they are adapter versions of the configuration and nothing else. Payoffs are
+those that training pays; a game without one on both sides is left out and counted; no rating is infinite.
 """
 
 from __future__ import annotations
@@ -172,6 +173,16 @@ def test_the_command_of_the_page_has_all_versions_play_each_other_on_the_same_ta
     assert command(lab, "--tasks", "3", "--resume") == 2  # another plan
 
 
+def test_declared_versions_play_too_under_their_own_names(lab: Lab) -> None:
+    tables = '[[compare.variants]]\nname = "start"\n[[compare.variants]]\nname = "end"\nadapters = "newest"'
+    assert command(lab, "--opponents", "1,base", "--tasks", "3", "--promote-if", "correct>0", more=tables) == 4
+    report = read_report(lab)
+    assert [variant.name for variant in report.variants] == ["start", "end", "version 1"]
+    assert report.tournament is not None
+    assert len(report.tournament.matches) == 3 * 2
+    assert report.tournament.ratings[0].elo == 0
+
+
 def test_equal_players_are_equal_and_who_loses_everything_is_finite_without_an_interval(
     lab: Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,9 +238,14 @@ def test_a_game_that_ended_without_the_metric_is_rated_by_its_payoffs(lab: Lab) 
         ("stop_early = true", [], "compare --opponents does not go with compare.stop_early"),
         ('mixed_candidate = "after"', [], "compare --opponents does not go with compare.mixed_candidate"),
         (
-            '[[compare.variants]]\nname = "a"\n[[compare.variants]]\nname = "b"\nadapters = 1',
+            '[[compare.variants]]\nname = "a"\n[[compare.variants]]\nname = "b"\nadapters = 2\nmax_tokens = 9',
             [],
-            "compare: --opponents has no effect beside [[compare.variants]]",
+            "compare --opponents: variant 'b' has a graph, model, prompts or max_tokens of its own, and a tournament",
+        ),
+        (
+            '[[compare.variants]]\nname = "a"\n[[compare.variants]]\nname = "version 1"\nadapters = 2',
+            [],
+            "compare.variants: 'version 1' is the name of an opponent; choose another",
         ),
         ("", ["--opponents", "1,,2"], "compare --opponents: '' is no version"),
         ("", ["--opponents", "7"], "node 'reasoner' has no adapter v7"),

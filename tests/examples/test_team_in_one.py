@@ -116,6 +116,13 @@ def test_no_task_that_is_held_out_is_trained_on_in_another_order_or_under_other_
     assert set(keys(demo.heldout_tasks)) <= {*held_out, *keys(app.train_tasks)}
 
 
+def test_the_duo_is_compared_under_the_limit_that_it_was_trained_with_and_the_node_under_its_own() -> None:
+    config, demo = toml_to_config(EXAMPLE), toml_to_config(DEMO)
+    limits = {variant.name: variant.max_tokens for variant in config.compare.variants}
+    assert limits == {"team": demo.sampling.max_tokens, "untrained": None, "in one": None}
+    assert (demo.sampling.max_tokens, config.sampling.max_tokens) == (24, 64)
+
+
 def test_the_pages_of_the_demo_say_how_many_of_its_held_out_tasks_are_like_a_training_task() -> None:
     demo = options_to_app(toml_to_config(DEMO).graph)
     trained, held_out = set(keys(demo.train_tasks)), keys(demo.heldout_tasks)
@@ -252,6 +259,9 @@ def test_a_team_is_distilled_trained_and_compared(tmp_path: Path) -> None:
 
         report = compare(config, reporter, resume=False)
     assert [variant.name for variant in report.variants] == ["team", "untrained", "in one"]
+    asked = {(str(body["model"]).partition("@")[0], body["max_tokens"]) for body in server.asked}
+    assert asked == {("reasoner", 24), ("actor", 24), ("solver", 64)}
+    assert [variant.max_tokens for variant in report.variants] == [24, None, None]
     correct, tokens = report.contrast("in one", "correct"), report.contrast("in one", "tokens")
     assert correct is not None
     assert tokens is not None

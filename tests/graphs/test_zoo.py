@@ -64,6 +64,10 @@ def test_the_page_says_what_the_configurations_say() -> None:
     assert PAGE.read_text(encoding="utf-8") == written()
 
 
+def test_the_readme_counts_the_configurations_of_the_page() -> None:
+    assert f"[{len(configs())} graphs](docs/zoo.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_an_example_with_a_folder_of_its_own_is_called_after_it_and_named_by_its_own_files() -> None:
     (page,) = (entries_to_page([config_to_entry(path)]) for path in OWN_FOLDERS)
     assert "\n## team_in_one\n" in page
@@ -291,7 +295,11 @@ def test_a_run_that_begins_from_another_finds_it_where_the_runs_are(tmp_path: Pa
 def test_a_tournament_of_the_zoo_is_between_two_sides_and_the_server_has_room_for_it(name: str) -> None:
     config = toml_to_config(ZOO / f"{name}.toml")
     opponents = [opponent for opponent in OPPONENTS[name].split(",") if opponent != "base"]
-    assert len(opponents) != 1, "it may be the trained version itself"
+    assert len(opponents) != 1 or config.compare.variants, "it may be the trained version itself"
+    if config.compare.variants:
+        assert config.compare.variants[-1].adapters == "newest"
+        assert not config.train.stop_early
+        assert all(int(version) < config.train.rounds for version in opponents)
     players = 2 + len(opponents)
     assert len(config.train.trainer.sides) == 2
     assert config.serve.max_loras >= players * len(config.graph.nodes)

@@ -3,6 +3,7 @@
 - What the player practises is of the language and never a question of an exam, whoever set it and in whatever order.
 - A line that is no task costs the coach alone; the player gets a random task; the run ends as any other.
 - A round's change of the measured exams reaches the coach's tasks of that round, and nothing is learned from exams.
+- A twin without that pay has the coach learn from `lesson` alone, in the same round; nothing else is different there.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from marft_bridge.rewards.contract import RunView
 from marft_bridge.rollouts.app import split_tasks
 from marft_bridge.runs.run_folder import MEASURE, RunFolder
 from trace_store.journal import Journal
+from trace_store.records import Trajectory
 from trace_store.store import TraceStore
 
 TASK = {"id": "t", "exam": ["6 + 7", "3 + 4", "9 - 4"]}
@@ -272,6 +274,35 @@ def test_the_twin_with_a_frozen_coach_trains_the_player_alone(tmp_path: Path) ->
         tensors = load_file(path / "adapter_model.safetensors")
         assert not any(tensor.any() for name, tensor in tensors.items() if "lora_B" in name)  # the base model
         assert any("lora_B" in name for name in tensors)
+
+
+@pytest.mark.slow
+def test_the_twin_by_lesson_pays_the_coach_for_learnable_tasks_at_once_and_for_no_change(tmp_path: Path) -> None:
+    trained = train_zoo(ZOO / "coach_player-lesson.toml", plays, tmp_path, rounds=2, episodes=12)
+    assert sorted(trained.norms) == ["coach", "player"]
+    assert trained.pull_to("player", "attempt") > 0.2
+
+    def lesson(trajectory: Trajectory) -> float | None:
+        return next(reward.value for reward in trajectory.rewards if reward.name == "lesson")
+
+    assert trained.pull("coach", lesson) > 0.2
+    assert {reward.name for each in trained.trained for reward in each.rewards}.isdisjoint({PROGRESS})
+    with TraceStore.open(RunFolder(trained.config.run_folder).store, read_only=True) as store:
+        assert not list(store.trajectories(run_ids=[MEASURE]))
+
+
+def test_the_twin_by_lesson_differs_in_the_pay_for_the_change_alone() -> None:
+    coached, other = (
+        toml_to_config(ZOO / f"{name}.toml").recorded() for name in ("coach_player", "coach_player-lesson")
+    )
+    assert (coached.pop("name"), other.pop("name")) == ("coach_player", "coach_player-lesson")
+    assert coached["train"].pop("progress")["agent"] == "coach"
+    assert other["train"].pop("progress") is None
+    *kept_terms, paid_for_change = coached["train"]["trainer"].pop("shaping")
+    assert paid_for_change["reward"] == PROGRESS
+    assert [term["reward"] for term in kept_terms] == ["attempt", "lesson"]
+    assert other["train"]["trainer"].pop("shaping") == kept_terms
+    assert coached == other
 
 
 @pytest.mark.parametrize("twin", ["coach_player-random", "coach_player-frozen"])

@@ -31,6 +31,11 @@ def duo(node: str, messages: list[dict[str, Any]], chance: random.Random) -> str
     return str(sum(numbers[:2])) if chance.random() < 0.5 else "zzzz"
 
 
+def shares_or_keeps(node: str, messages: list[dict[str, Any]], chance: random.Random) -> str:
+    """Either player, by the toss of a coin."""
+    return chance.choice(["yes", "no"])
+
+
 def newest_weights(trained: Trained, node: str) -> str:
     """A digest of the tensors of a node's newest published adapter."""
     folders = (RunFolder(Path(trained.config.run or "")).adapters / node).iterdir()
@@ -46,6 +51,7 @@ def newest_weights(trained: Trained, node: str) -> str:
         ("duo-separate", duo, [{"reasoner"}, {"actor"}]),
         ("duo-shared", duo, [{"reasoner", "actor"}]),
         ("supervisor-partly-shared", half_right, [{"supervisor"}, {"adder", "multiplier"}]),
+        ("social_dilemma-shared", shares_or_keeps, [{"left", "right"}]),
     ],
 )
 def test_agents_of_one_adapter_are_published_with_one_set_of_weights(

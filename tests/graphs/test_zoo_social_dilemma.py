@@ -1,6 +1,7 @@
 """Owns: the zoo's iterated dilemma: D of simultaneous moves, payoffs of each move by hand, and its training.
 
-Moves of one round never depend on each other. A reply that is no move costs its own side only and never ends a run.
+Moves of one round never depend on each other. A reply that is no move costs its own side only and never ends a run. A
+player is moved by its own payoffs alone, on one adapter for both as on two. A tournament keeps what both sides earned.
 Advantage Alignment keeps what cooperation there is, and plain training loses it: on tables, with the estimators and the
 sizes of the two configurations.
 """
@@ -8,24 +9,41 @@ sizes of the two configurations.
 # ruff: noqa: N803 (shape suffixes)
 from __future__ import annotations
 
+import itertools
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from support.compare_rig import save_model
 from support.edge_rig import recorded_edges, recorded_trajectories, run_recorded
+from support.fake_vllm import FakeVllm, running
+from support.tiny_policy import make_action, make_trajectory
 from support.zoo_rig import ZOO, train_zoo
 
+from examples.zoo.run import tournament_to_parts
 from graphs import social_dilemma
 from graphs.social_dilemma import PLAYERS, ROUNDS
+from marft_bridge.common.progress import Reporter
+from marft_bridge.comparison.command import VersionFlags, compare
 from marft_bridge.config.bridge import toml_to_config
+from marft_bridge.config.compare import text_to_opponents
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
 from marft_bridge.recording.recorder import Recorder
+from marft_bridge.serving.adapter_registry import AdapterRegistry
+from marft_bridge.serving.zero_adapter import write_zero_adapter
 from trace_store.journal import Journal
+from trace_store.records import Reward
+from trace_store.store import TraceStore
+from trainers.advantages.estimate import normalize_estimate
 from trainers.advantages.estimator import EstimatorInput
+from trainers.batch import trajectories_to_round
+from trainers.common.files import weights_to_sha256
+from trainers.config import AgentOptions
 
 TASKS = list(social_dilemma.tasks())
 TASK = {"id": "t", "thing": "nuts", "payoffs": {"share": 6, "keep": 2, "temptation": 10, "sucker": 0}}
@@ -110,6 +128,123 @@ def test_every_task_is_a_dilemma_of_its_own() -> None:
         assert 2 * p["share"] > p["temptation"] + p["sucker"]
 
 
+# -- one adapter for both --------------------------------------------------------------------------------------------
+
+SHARED = ZOO / "social_dilemma-shared.toml"
+
+
+def second_rounds_to_advantages(left: Sequence[float], right: Sequence[float]) -> dict[str, list[list[float]]]:
+    """Samples of one dilemma, of two rounds: 0.6 each for a first round in which both share, and these payoffs for the
+    second -> player -> its advantages by sample and round, as the configuration with one adapter has them."""
+    trainer = toml_to_config(SHARED).train.trainer
+    games = []
+    for number, paid in enumerate(zip(left, right, strict=True)):
+        actions = [make_action(node, [1], [2]) for node in PLAYERS * 2]
+        bare = make_trajectory(actions, 0.0, edges=[(0, 2), (0, 3), (1, 2), (1, 3)])
+        payoffs = [
+            Reward("e", "payoff", value, "test", 1, "step", action_id=str(at))
+            for at, value in enumerate((0.6, 0.6, *paid))
+        ]
+        episode = replace(bare.episode, episode_id=f"e{number}")
+        games.append(replace(bare, episode=episode, rewards=(*bare.rewards, *payoffs)))
+    vocabulary = dict.fromkeys(PLAYERS, 32)
+    data = trajectories_to_round(
+        games, PLAYERS, "reward", vocabulary, "on_policy", trainer.shaping, side_of=trainer.side_of
+    )
+    count = len(data.items)
+    shown = EstimatorInput(data, (1,) * count, np.ones(count), side_of=trainer.side_of)
+    estimate = trainer.advantage.estimator_class(trainer.estimator_settings).estimate(shown).estimate
+    agents = [item.agent for item in data.items]
+    by_action = normalize_estimate(estimate, agents, trainer.advantage.normalization).advantage_U
+    return {
+        player: by_action[[agent == player for agent in agents]].reshape(len(games), 2).tolist() for player in PLAYERS
+    }
+
+
+def test_with_one_adapter_each_players_calls_are_moved_by_its_own_payoffs_alone() -> None:
+    """In the second round both share, left keeps alone, or both keep. Left's 0.6, 1.0, 0.2 lie one deviation apart.
+    Right's 0.6, 0.0, 0.2 lie 5, -4 and -1 fifteenths from their mean, whose deviation is sqrt((25 + 16 + 1) / 2)
+    fifteenths. A first round is worth 0.6 and 0.9 of the second, so it says the same.
+    """
+    agents = toml_to_config(SHARED).train.trainer.agents
+    assert {agents[player].adapter for player in PLAYERS} == {"player"}
+    advantages = second_rounds_to_advantages([0.6, 1.0, 0.2], [0.6, 0.0, 0.2])
+    assert advantages["left"] == [pytest.approx([value] * 2, abs=1e-4) for value in (0.0, 1.0, -1.0)]
+    root = 21**0.5
+    assert advantages["right"] == [pytest.approx([value / root] * 2, abs=1e-4) for value in (5.0, -4.0, -1.0)]
+    # Whatever the partner earns, a player's calls are praised and blamed by the same bits, on one adapter too.
+    other = second_rounds_to_advantages([0.6, 1.0, 0.2], [0.0, 1.0, 1.0])
+    assert other["left"] == advantages["left"]
+    assert other["right"] != advantages["right"]
+
+
+def test_the_configuration_with_one_adapter_differs_from_the_plain_one_in_that_alone() -> None:
+    plain, shared = (toml_to_config(ZOO / f"social_dilemma-{end}.toml").recorded() for end in ("plain", "shared"))
+    assert (plain.pop("name"), shared.pop("name")) == ("social_dilemma-plain", "social_dilemma-shared")
+    assert plain["train"]["trainer"].pop("agents") == {}
+    assert sorted(shared["train"]["trainer"].pop("agents")) == ["left", "right"]
+    assert plain == shared
+
+
+# -- a tournament ----------------------------------------------------------------------------------------------------
+
+ALIKE = """
+def tasks():
+    payoffs = {"share": 6, "keep": 2, "temptation": 10, "sucker": 1}
+    return [{"id": f"d{number}", "thing": "nuts", "payoffs": payoffs} for number in range(24)]
+"""
+
+
+def test_a_tournament_rates_who_earned_more_and_keeps_what_each_side_earned(tmp_path: Path) -> None:
+    """Eight rounds of 6, 2, 10 and 1, as shares of 10. Version 0 shares, the newest keeps, 1 says nothing of use, which
+    counts as sharing and costs it 1 a round: 4.8 for two who share, 8.0 and 0.8 where one keeps, 8 less for version 1.
+    """
+    says = {"0": "yes", "1": "hm", "2": "no"}
+    (tmp_path / "alike.py").write_text(ALIKE)
+    model = save_model(tmp_path / "model")
+    registry = AdapterRegistry(tmp_path / "run/adapters", weights_to_sha256(model))
+    for node, version in itertools.product(PLAYERS, range(3)):
+        write_zero_adapter(registry.new_folder(node, version), model, ("q_proj", "v_proj"))
+        registry.register(node, version, None, {})
+    TraceStore.open(tmp_path / "run/store.duckdb").close()
+    with running(FakeVllm()) as server:
+        server.answer = lambda body: says[str(body["model"]).rpartition("@")[2]]
+        sizes = {
+            "run": str(tmp_path / "run"),
+            "graph.tasks": f"{tmp_path}/alike.py:tasks",
+            "model.path": str(model),
+            "serve": {"attach": server.url},
+            "compare.tasks": 2,
+            "compare.samples_per_task": 1,
+            "compare.kl_actions": 0,
+        }
+        config = toml_to_config(ZOO / "social_dilemma.toml", sizes)
+        flags = VersionFlags(opponents=text_to_opponents("", "1,base"))
+        report = compare(config, Reporter(), resume=False, flags=flags)
+    played = report.tournament
+    assert played is not None
+    assert played.sides == PLAYERS
+    earned = {"before": {"before": 4.8, "after": 0.8, "version 1": 4.8}, "after": {"before": 8.0, "version 1": 8.0}}
+    earned["version 1"] = {"before": 4.8 - 8, "after": 0.8 - 8}
+    assert len(played.matches) == 3 * 2
+    for match in played.matches:
+        payoffs = earned[match.first][match.second], earned[match.second][match.first]
+        assert (match.payoff_first, match.payoff_second) == pytest.approx(payoffs)
+    rated = {row.variant: row for row in played.ratings}
+    assert {name: (row.won, row.drawn, row.lost) for name, row in rated.items()} == {
+        "before": (4, 0, 4),
+        "after": (8, 0, 0),
+        "version 1": (0, 0, 8),
+    }
+    assert rated["after"].elo > rated["before"].elo == 0 > rated["version 1"].elo
+    assert {variant.name: variant.score and variant.score.mean for variant in report.variants} == {
+        "before": 1.0,  # who shares with itself cooperates, and its Elo does not say so
+        "after": 0.0,
+        "version 1": 0.0,
+    }
+    assert tournament_to_parts(played, "before", "after")[1] == "payoff against the base +8.000, the base's +0.800"
+
+
 # -- what is to be expected: tables in place of the model, the configurations' own estimators ------------------------
 
 AT_FIRST = (0.93, 0.067, 0.003)  # share, keep, no move: the replies of the 135M model to the first round
@@ -170,7 +305,9 @@ def cooperation_by_round(name: str, seed: int, beta: float | None = None) -> lis
     rows = tuple(game for game, *_ in places)
     items = tuple(SimpleNamespace(agent=PLAYERS[player], turn=number) for _, number, player in places)
     data = SimpleNamespace(items=items, episode_A=rows, tree_A=rows, episodes=episodes, forest=None)
-    tables = [Table(np.log(AT_FIRST), np.zeros((ROUNDS, 3)), np.zeros((25, 3))) for _ in PLAYERS]
+    adapters = [trainer.agents.get(player, AgentOptions()).adapter or player for player in PLAYERS]
+    by_adapter = {a: Table(np.log(AT_FIRST), np.zeros((ROUNDS, 3)), np.zeros((25, 3))) for a in adapters}
+    tables = [by_adapter[adapter] for adapter in adapters]
     cooperation = []
     for _ in range(config.train.rounds + 1):
         payoffs = kinds[chance.choice(len(kinds), count // samples, replace=False)].repeat(samples, axis=0)
@@ -189,8 +326,10 @@ def cooperation_by_round(name: str, seed: int, beta: float | None = None) -> lis
             over_units=lambda part_A, gamma_token: part_A,
         )
         advantages = estimator.estimate(cast("EstimatorInput", shown)).estimate.advantage_U.reshape(paid.shape)
-        for player, table in enumerate(tables):
-            learn(table, replies[:, :, player], seen[:, :, player], advantages[:, :, player])
+        for adapter, table in by_adapter.items():
+            own = [player for player, name in enumerate(adapters) if name == adapter]
+            stacked = [np.concatenate([part[:, :, player] for player in own]) for part in (replies, seen, advantages)]
+            learn(table, *stacked)
     return cooperation
 
 
@@ -212,10 +351,11 @@ def learn(table: Table, reply: Any, past: Any, advantage: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_tables_that_begin_like_the_model_keep_sharing_by_advantage_alignment_and_stop_it_without(seed: int) -> None:
-    aligned, plain = (cooperation_by_round(name, seed) for name in ("social_dilemma", "social_dilemma-plain"))
+    names = ("social_dilemma", "social_dilemma-plain", "social_dilemma-shared")
+    aligned, plain, shared = (cooperation_by_round(name, seed) for name in names)
     assert aligned[0] == plain[0] == pytest.approx(AT_FIRST[0] ** 2, abs=0.12)  # three deviations of 128 rounds
     assert aligned[-1] > 0.8
-    assert plain[-1] < 0.1
+    assert max(plain[-1], shared[-1]) < 0.1  # one table for both is no help and no further harm
 
 
 @pytest.mark.slow
@@ -240,8 +380,9 @@ def moves(node: str, messages: list[dict[str, Any]], chance: random.Random) -> s
 
 
 @pytest.mark.slow
-def test_both_sides_learn_from_their_own_moves(tmp_path: Path) -> None:
-    trained = train_zoo(ZOO / "social_dilemma.toml", moves, tmp_path, rounds=2, episodes=8)
+@pytest.mark.parametrize("name", ["social_dilemma", "social_dilemma-shared"])
+def test_both_sides_learn_from_their_own_moves(name: str, tmp_path: Path) -> None:
+    trained = train_zoo(ZOO / f"{name}.toml", moves, tmp_path, rounds=2, episodes=8)
     assert min(trained.norms.values()) > 0
     for trajectory in trained.trained:
         paid = [reward for reward in trajectory.rewards if reward.name == "payoff"]

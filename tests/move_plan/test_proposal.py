@@ -163,7 +163,8 @@ def hosted_report(losses: dict[str, float], **of_base: Any) -> Report:
     ]
     untrained = alone[0].model_copy(update={"name": "untrained", "adapters": {nodes[0]: 0}})
     told = alone[1].model_copy(update={"name": "told how", "prompts": {nodes[0]: "Do it well."}})
-    variants = (hosted, untrained, told, *alone, local)
+    limited = alone[1].model_copy(update={"name": "limited", "max_tokens": 9})
+    variants = (hosted, untrained, told, limited, *alone, local)
     diffs = {f"{node} alone": -loss for node, loss in losses.items()}
     row = report.contrasts[0]
     contrasts = tuple(

@@ -43,8 +43,8 @@ marft-bridge compare --config examples/zoo/defer.toml
 ```
 
 `python -m examples.zoo.run defer` runs the three on one model server and prints the line that stands under
-"expected", up to its minutes; what kind of machine they are of was added. Poker, tic-tac-toe and the negotiation are
-judged by a [tournament](comparison.md#a-tournament) too, and a configuration that begins
+"expected", up to its minutes; what kind of machine they are of was added. Poker, tic-tac-toe, the negotiation and the
+dilemmas are judged by a [tournament](comparison.md#a-tournament) too, and a configuration that begins
 [from another one's run](training.md#from-another-runs-adapters) has that run first. Where two configurations differ in
 the one thing that they are to tell apart, `python -m examples.zoo.twins prisma-two-stage` compares what the two runs
 trained, on the held-out tasks of both. `team_in_one` begins from a trained duo:
