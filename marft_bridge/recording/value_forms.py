@@ -103,7 +103,6 @@ def _forms(value: Any, path: ValuePath) -> Iterator[tuple[ValuePath, str]]:
             yield from _forms(item, (*path, str(key)))
 
 
-@functools.lru_cache(maxsize=256)
 def _empty_by_default(kind: type) -> frozenset[str]:
     """Fields of a dataclass that are empty tuples unless somebody fills them: JSON has none, and they come back so."""
     fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()

@@ -73,8 +73,9 @@ class KeptJournals:
         """As the function of this name."""
         key = (os.getpid(), path.absolute())  # a process that was forked has nothing of its parent's
         with self._lock:
-            lock, journal = self._journals.pop(key, None) or (threading.Lock(), UnreadJournal(key[1]))
-            self._journals[key] = lock, journal  # the last one
+            if key not in self._journals:
+                self._journals[key] = threading.Lock(), UnreadJournal(key[1])
+            lock, journal = self._journals[key] = self._journals.pop(key)  # the last one
             is_free = lock.acquire(blocking=False)
             self._forget_some()
         if not is_free:
