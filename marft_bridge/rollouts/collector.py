@@ -367,9 +367,8 @@ class Collector:
                 await self._delete_thread(thread)
 
     async def _was_server_out(self, since_s: float) -> bool:
-        """Whether what a run did not get done since then may be for the server, where a limit is paid for."""
-        if self._app.limit_reward is None:
-            return False
+        """Whether what a run did not get done since then may be for the server: no limit is worth anything then, also
+        where `graph.limit_reward` is set later and `score` looks at stored runs."""
         try:
             return await asyncio.to_thread(self._backend.came_back, since_s)
         except ServingError:  # lost for good, which the next call tells

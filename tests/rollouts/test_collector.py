@@ -38,6 +38,7 @@ from graphs import math_duo
 from marft_bridge.common.errors import EpisodesFailedError, GraphError, ServingError
 from marft_bridge.common.loop_threads import LoopThreads
 from marft_bridge.common.retries import is_connection_error, pause_s
+from marft_bridge.common.run_limits import is_limit
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.rewards.limit_reward import LimitReward
 from marft_bridge.rollouts import collector as rollouts
@@ -494,6 +495,16 @@ def test_what_ends_before_its_time_for_another_reason_earns_nothing(
     assert (run.episode.outcome, run.episode.reason, run.rewards) == (outcome, reason, ())
     assert tally.mean("reward") is None
     assert run.is_unfinished("reward") == (outcome == "truncated")
+
+
+def test_a_run_over_its_time_says_that_the_server_was_out_whether_limits_are_paid_or_not(tmp_path: Path) -> None:
+    """`score` may pay for the limits of stored runs later."""
+    rig = Rig(tmp_path, timeout_s=0.2, delay_s=1.0, came_back=lambda _: True)
+    rig.run(plan_episodes(TASKS, 1, 1, seed=0, **COMMON))
+    with rig.store() as store:
+        (run,) = store.trajectories()
+    assert run.episode.reason == "longer than 0.2 s, in which the model server was out"
+    assert not is_limit(run.episode.reason)
 
 
 def test_a_run_that_was_cancelled_earns_nothing_and_runs_again(tmp_path: Path) -> None:
