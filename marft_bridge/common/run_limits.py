@@ -10,7 +10,7 @@ import re
 
 RECURSION_LIMIT = "recursion limit reached"
 LIMIT_PATTERN = rf"{RECURSION_LIMIT}|longer than \S+ s|its limit of \d+ sampled tokens is used up"
-"""What the whole text of each of these reasons matches, for Python and for DuckDB."""
+"""What the whole text of each of these reasons matches, and that of no other."""
 
 
 def time_reason(seconds: float) -> str:
