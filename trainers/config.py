@@ -401,7 +401,7 @@ class ExperimentalOptions(_Options):
     """Whether an older success (`replay.successes`) whose task the round plays is one more sample of that task: its
     reward is in the group's mean and deviation, so that fresh failures beside it are told from it (LUFFY). One of each
     task of the round joins before successes of other tasks, which are compared with nobody. For estimators that compare
-    the samples of a task."""
+    the samples of a task; not for `at_grpo` with `[train.trees]`, which compares siblings there."""
     success_traces: bool = False
     """Whether `replay.successes` draws from the stored episodes of others too, a stronger model's among them: those of
     `train.traces` and of `distil`. A call that nobody's log-probs are known of, such as one that `offline.retokenise`
@@ -739,8 +739,9 @@ def _has_own_baselines(estimator: type[Estimator]) -> bool:
 
 
 def _compares_samples(estimator: type[Estimator]) -> bool:
-    """Whether a success of before may be one more sample of a task: no side of a game has successes."""
-    return estimator.needs_groups and not estimator.needs_sides
+    """Whether a success of before may be one more sample of a task: no side of a game has successes, and where only
+    siblings are compared the later calls of one have none."""
+    return estimator.needs_groups and not estimator.needs_sides and not estimator.needs_forks
 
 
 def _with_success_groups() -> str:

@@ -413,6 +413,12 @@ class BridgeConfig(_Options):
                 f"train.trainer.advantage.estimator {advantage.estimator!r} learns from forked calls: add a table "
                 "[train.trees], so that rounds have some; 'tree_grpo' and 'rloo' learn from whole runs too"
             )
+        if trees is not None and trainer.experimental.success_groups and advantage.estimator_class.compares_siblings:
+            raise ValueError(
+                "train.trainer.experimental.success_groups does not go with train.trainer.advantage.estimator "
+                f"{advantage.estimator!r} and [train.trees], where only siblings are compared and the later calls of a "
+                "success have none: leave one of them out, or take 'tree_grpo' or 'rloo'"
+            )
         if trees is not None and self.train.refill:
             raise ValueError("train.refill has no effect with [train.trees], whose forks take what is left of a round")
         if advantage.contribution == "rank_consistency" and self.train.samples_per_task < 2:

@@ -85,6 +85,12 @@ def test_a_flag_overrides_the_file_and_an_absent_flag_does_not(tmp_path: Path) -
         ),
         (
             MINIMAL
+            + "[train]\nsamples_per_task = 2\n[train.trees]\n[train.trainer.advantage]\nestimator = 'at_grpo'\n"
+            + "[train.trainer.replay]\nsuccesses = 0.3\n[train.trainer.experimental]\nsuccess_groups = true\n",
+            "success_groups does not go with train.trainer.advantage.estimator 'at_grpo' and [train.trees]",
+        ),
+        (
+            MINIMAL
             + "[train]\nsamples_per_task = 2\n[train.trainer.advantage]\nestimator = 'grpo'\ngae_lambda = 0.5\n",
             "advantage.gae_lambda has no effect here: it applies to advantage.estimator 'gae' only",
         ),

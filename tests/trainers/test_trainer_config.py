@@ -67,8 +67,11 @@ from trainers.config import MOVED, TrainerOptions
         ({"success_groups": True}, "experimental.success_groups has no effect here: it applies to replay.successes"),
         (
             {"replay": {"successes": 0.3}, "success_groups": True},  # gae
-            "above 0 with advantage.estimator 'at_grpo' or 'c3' or 'dr_mas' or 'grpo' or 'hrpo' or 'rloo' or "
-            "'tree_grpo' only",
+            "above 0 with advantage.estimator 'at_grpo' or 'dr_mas' or 'grpo' or 'hrpo' or 'rloo' or 'tree_grpo' only",
+        ),
+        (
+            {"replay": {"successes": 0.3}, "success_groups": True, "estimator": "c3"},  # later calls have no siblings
+            "experimental.success_groups has no effect here",
         ),
         (
             {"replay": {"successes": 0.3}, "success_groups": True, "estimator": "rae"},

@@ -27,6 +27,7 @@ class AtGrpo(Standardised):
     """Siblings at a turn."""
 
     name: ClassVar[str] = "at_grpo"
+    compares_siblings: ClassVar[bool] = True
 
     def groups(self, data: Round) -> list[Hashable]:
         """Siblings; in a round without forks task, turn and agent."""

@@ -24,6 +24,7 @@ class C3(BaselineEstimator):
     name: ClassVar[str] = "c3"
     needs_groups: ClassVar[bool] = True
     needs_forks: ClassVar[bool] = True
+    compares_siblings: ClassVar[bool] = True
     reads: ClassVar[tuple[str, ...]] = ("skip_flat_groups",)
 
     def groups(self, data: Round) -> list[Hashable]:

@@ -76,6 +76,8 @@ class Estimator(ABC):
     """Whether it compares samples of one task, so that there must be several."""
     needs_forks: ClassVar[bool] = False
     """Whether calls that have no sibling teach it nothing, so that a round must hold episodes that fork others."""
+    compares_siblings: ClassVar[bool] = False
+    """Whether, in a round with forks, it compares a call with its siblings only, the calls that answer its prompt."""
     per_agent: ClassVar[bool] = True
     """Whether an agent's returns are compared with that agent's only, so that agents may earn differently."""
     compares_depths: ClassVar[bool] = False

@@ -125,6 +125,7 @@ def test_every_estimator_of_the_folder_declares_what_it_needs() -> None:
     }
     assert {name: declared[name] for name in published} == published
     assert [name for name, each in estimators().items() if each.needs_forks] == ["c3"]
+    assert {name for name, each in estimators().items() if each.compares_siblings} == {"at_grpo", "c3"}
     assert [name for name, each in estimators().items() if each.needs_sides] == ["advantage_alignment"]
     assert [name for name, each in estimators().items() if each.pays_calls_alone] == ["mars2"]
     assert all(name_to_estimator(name) is each for name, each in estimators().items())
