@@ -4,9 +4,9 @@
     `distil`          runs of a team, as those of the app that is trained
     `train.traces`    episodes of other programs
 
-Invariants: no episode and no task of a round is held out, as far as ids and content tell, or kept for measuring; token
-ids are those of the trained models, where `retokenise` says so; a training that would have nothing to begin with, or
-does not know the reward that it is to learn, is refused before anything is started.
+Invariants: no episode and no task of a round is held out, and no episode is of a task kept for measuring, as far as ids
+and content tell; token ids are those of the trained models, where `retokenise` says so; a training that would have
+nothing to begin with, or does not know the reward that it is to learn, is refused before anything is started.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from marft_bridge.training.retokenise import bases_to_retokeniser
 from trace_store.records import Episode, SpanRow, Trajectory
 from trace_store.store import TraceStore
 from trainers.config import TrainerOptions
+
+_OF_ANOTHER = "trace:"  # before the id of a task that another program calls as this one calls a different task
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,9 @@ def read_stored_episodes(
     if hosted is not None:
         _say_pool(hosted, reporter)
     measured, tasks = split_measured(tasks, config.train.progress, config.seed)
-    measured_ids = {str(task["id"]) for task in measured}
-    collected = [each for each in collected if each.episode.task_id not in measured_ids]
+    if measured:  # told as held-out tasks are: another program may have one under an id of its own
+        kept_for_measuring = HeldOutTasks(measured, app.task_to_input)
+        collected = [each for each in collected if not kept_for_measuring.is_held_out(each.episode)]
     if not collected:
         store_path = RunFolder(config.run_folder).store
         raise ConfigError(f"train: {store_path} holds no collected episode; run `marft-bridge collect` first")
@@ -111,22 +114,31 @@ def _external_episodes(
 def _to_success_traces(
     collected: Sequence[Trajectory], own_ids: Collection[str], *, tasks: Sequence[Task], app: App
 ) -> list[Trajectory]:
-    """The episodes that this run did not collect, each under the id of the training task that it is of: a trace of
-    another program may have an id of its own for it, and the same content or graph input."""
+    """The episodes that this run did not collect, each under the id of the training task that it is of.
+
+    Content and graph input tell, since two programs may both number their tasks. The id tells where a trace has no
+    content; one that is a training task's, of a trace with other content, is replaced by an id that is no task's.
+    """
     foreign = [trajectory for trajectory in collected if trajectory.episode.episode_id not in own_ids]
     if not foreign:
         raise ConfigError(
             "train.trainer.experimental.success_traces: this run has no episode of another program: name some in "
             "train.traces, or leave it out"
         )
-    id_of = {digest: str(task["id"]) for task in tasks for digest in content_digests(task, app.task_to_input)}
-    training_ids = {str(task["id"]) for task in tasks}
+    digests_of = {str(task["id"]): content_digests(task, app.task_to_input) for task in tasks}
+    id_of = {digest: task_id for task_id, digests in digests_of.items() for digest in digests}
 
     def own_task_id(episode: Episode) -> str:
-        if episode.task_id in training_ids:
-            return episode.task_id
-        digests = sorted(content_digests(episode.task, app.task_to_input))
-        return next((id_of[digest] for digest in digests if digest in id_of), episode.task_id)
+        task_id, has_content = episode.task_id, bool(episode.task.keys() - {"id"})
+        digests = content_digests(episode.task, app.task_to_input) if has_content else set()
+        if not digests or digests & digests_of.get(task_id, set()):
+            return task_id
+        matches = [id_of[digest] for digest in sorted(digests) if digest in id_of]
+        if matches:
+            return matches[0]
+        while task_id in digests_of:
+            task_id = f"{_OF_ANOTHER}{task_id}"
+        return task_id
 
     return [replace(t, episode=replace(t.episode, task_id=own_task_id(t.episode))) for t in foreign]
 
