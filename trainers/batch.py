@@ -159,7 +159,8 @@ class Round:
         """The round without the episodes that `keep` refuses, counted under `reason`."""
         kept_episodes = [episode for episode in self.episodes if keep(episode)]
         refused = len(self.episodes) - len(kept_episodes)
-        data = episodes_to_round(kept_episodes, {**self.drops, reason: refused} if refused else self.drops)
+        drops = {**self.drops, reason: self.drops.get(reason, 0) + refused} if refused else self.drops
+        data = episodes_to_round(kept_episodes, drops)
         refused_calls = Counter(item.agent for item in self.items) - Counter(item.agent for item in data.items)
         calls = {agent: {reason: count} for agent, count in refused_calls.items()}
         return replace(data, dropped_calls=_added(self.dropped_calls, calls) if self.dropped_calls else {})

@@ -38,7 +38,7 @@ from trainers.common.workers import Workers
 from trainers.config import TrainerOptions
 from trainers.credit.action_credits import Credited, round_to_credits
 from trainers.credit.credit import FLAT, Credit, Fit
-from trainers.credit.successes import append_successes, compared_round, unpunished
+from trainers.credit.successes import append_successes, compared_round, is_compared_E, unpunished
 from trainers.credit.units import Units
 from trainers.errors import TrainError
 from trainers.objective.distillation import mean_reverse_kl, options_to_distil, to_teacher
@@ -54,6 +54,7 @@ from trainers.scoring.teacher import TeacherModel
 
 _LESSON = "lesson"  # name of the reward that stands for: a teacher said this, or scored it
 DISTIL_ON_POLICY = "distil_on_policy"  # the mode of a round that a teacher scored
+_BEYOND = "replay: episode beyond {}"
 _ALL_FORCED = "every token of this round was forced (its log-prob by the engine is 0)"
 
 Progress = Callable[[str, int, int], None]
@@ -551,6 +552,7 @@ class MarftTrainer:
         skips_flat = self.options.advantage.skip_flat_groups
         if skips_flat and replay.successes and not groups:
             data = self._informative(data, read)  # before the successes join, which are in no group
+        drawn_ids: list[str] = []
         if replayed:
             if replay.round_share == 0:
                 raise TrainError(
@@ -569,19 +571,46 @@ class MarftTrainer:
             max_replayed = self._most_replayed(len(set(data.tree_E)))  # a tree counts as one run in the loss
             trajectory_by_id = {trajectory.episode.episode_id: trajectory for trajectory in gated.kept}
             older_episodes = self._within(older.episodes, trajectory_by_id, max_replayed)
+            drawn_ids = [episode.episode_id for episode in older_episodes]
             # once chosen they stand as they were planned, so that no draw says which calls are learned from together
             older_episodes.sort(key=lambda episode: _planned_place(trajectory_by_id[episode.episode_id].episode))
             if len(older.episodes) > len(older_episodes):
                 option = "replay.share" if replay.share else "replay.successes"
-                drops[f"replay: episode beyond {option}"] = len(older.episodes) - len(older_episodes)
+                drops[_BEYOND.format(option)] = len(older.episodes) - len(older_episodes)
             if refused_agents:
                 reasons = (refused_agents.get(item.agent) for e in older_episodes for item in e.actions)
                 drops |= Counter(f"replay: action: {reason}" for reason in reasons if reason is not None)
                 chosen = [trajectory_by_id[e.episode_id] for e in older_episodes]
                 older_episodes = list(to_round(chosen, use, refused_agents).episodes)
             data = episodes_to_round([*data.episodes, *older_episodes], drops)
-        compares_all = skips_flat and (groups or not replay.successes)
-        return self._informative(data, read) if compares_all else data
+        if not skips_flat or (replay.successes and not groups):
+            return data
+        if not groups:
+            return self._informative(data, read)
+        if read is not None:
+            return self._informative(self._without_beyond(data, {e.episode_id for e in read.episodes}), read)
+        informative = self._informative(data, None)
+        return self._without_beyond(informative, self._alone_within_share(informative, drawn_ids))
+
+    def _alone_within_share(self, data: Round, drawn_ids: Sequence[str]) -> set[str]:
+        """Of the successes that are in no group those that may stay, the ones drawn first: with the flat groups fresh
+        runs were left out, and older ones are a share of what is left. Those that are in a group stay."""
+        fresh_trees = {tree for tree, e in zip(data.tree_E, data.episodes, strict=True) if not e.replayed}
+        compared_E = is_compared_E(data, True)
+        alone_ids = {e.episode_id for e, is_compared in zip(data.episodes, compared_E, strict=True) if not is_compared}
+        grouped_count = sum(episode.replayed for episode in data.episodes) - len(alone_ids)
+        room = max(0, self._most_replayed(len(fresh_trees)) - grouped_count)
+        return set([name for name in drawn_ids if name in alone_ids][:room])
+
+    def _without_beyond(self, data: Round, kept_ids: Collection[str]) -> Round:
+        """The round without those successes that are in no group and not among these."""
+        compared_E = is_compared_E(data, True)
+        beyond_ids = {
+            id(episode)
+            for episode, is_compared in zip(data.episodes, compared_E, strict=True)
+            if not is_compared and episode.episode_id not in kept_ids
+        }
+        return data.only(lambda episode: id(episode) not in beyond_ids, _BEYOND.format("replay.successes"))
 
     def _informative(self, data: Round, read: Round | None) -> Round:
         """The episodes that can say what was better, of those of `read`: what is learned from was scored there.

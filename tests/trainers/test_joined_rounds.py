@@ -267,7 +267,8 @@ def test_a_success_of_a_task_that_the_round_does_not_play_is_in_no_group(model_d
 
 
 def test_flat_groups_are_left_out_where_no_success_stands_in_them(model_dir: Path) -> None:
-    """Of four tasks a has a success beside its failures, b and c are flat with and without one, d tells by itself."""
+    """Of four tasks a has a success beside its failures, b and c are flat with and without one, d tells by itself.
+    Beside the four fresh runs that are left 0.3 of the round is one success, so that of e, in no group, gives way."""
     tasks = ["a", "a", "b", "b", "c", "c", "d", "d"]
     for groups, dropped in ((True, {"fresh2", "fresh3", "fresh4", "fresh5", "older1"}), (False, None)):
         trainer = in_groups(model_dir, skip_flat_groups=True, groups=groups)
@@ -279,9 +280,36 @@ def test_flat_groups_are_left_out_where_no_success_stands_in_them(model_dir: Pat
             assert set(worths) == {"fresh6", "fresh7"}
             assert learned["drops"]["group without signal"] == 6
         else:
-            assert set(worths) == everything - dropped
+            assert set(worths) == everything - dropped - {"older2"}
+            assert learned["drops"]["replay: episode beyond replay.successes"] == 1
             assert learned["drops"]["group without signal"] == len(dropped)
             assert learned["critic"]["flat_groups"] == 0.0
+
+
+def test_successes_are_at_most_their_share_of_what_is_left_without_flat_groups(model_dir: Path) -> None:
+    """Of four tasks a, b and c came out 1 four times, and their successes earned the same: only d tells, with four
+    fresh runs. Half of the round are four older ones: d's own, which stays, and the three of other tasks that were
+    drawn first, though they would stand last as planned. Without groups the four that were drawn first."""
+    fresh_tasks, earned = [task for task in "abcd" for _ in range(4)], [1.0] * 12 + [0.0, 0.0, 0.0, 1.0]
+    for groups, kept in ((True, {"older0", "older1", "older2", "older15"}), (False, {f"older{i}" for i in range(4)})):
+        trainer = trainer_of(
+            model_dir,
+            estimator="rloo",
+            skip_flat_groups=True,
+            replay={"successes": 0.5},
+            **({"success_groups": True} if groups else {}),
+        )
+        fresh = played(trainer, "fresh", earned, fresh_tasks)
+        older = played(trainer, "older", [1.0] * 17, "zyxwvutsrqpoabcdn")  # one more than joins 16 fresh runs
+        joined = trainer._join(fresh, older, newest=None)
+        assert {episode.episode_id for episode in joined.episodes} == {f"fresh{i}" for i in range(12, 16)} | kept
+        assert joined.drops["group without signal"] == (12 + 3 if groups else 12)
+        assert joined.drops["replay: episode beyond replay.successes"] == (1 + 9 if groups else 13)
+        # read once more without an agent's older calls it is of the same episodes, left out for the same reasons
+        again = trainer._join(fresh, older, {"actor": "test"}, newest=None, read=joined)
+        assert [episode.episode_id for episode in again.episodes] == [e.episode_id for e in joined.episodes]
+        for reason in ("group without signal", "replay: episode beyond replay.successes"):
+            assert again.drops[reason] == joined.drops[reason]
 
 
 @pytest.mark.parametrize("normalize", ["none", "agent"])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ def improve(
     generator: torch.Generator,
     tick: Tick,
     options: TrainerOptions | None = None,
+    step_share: float = 1.0,
 ) -> dict[str, Any]:
     """The adapter's update of one round: epochs x minibatches of the clipped surrogate.
 
@@ -45,11 +47,13 @@ def improve(
 
     Args:
         options: of this round; None: the learner's.
+        step_share: the part of the steps that are taken, from the first on: rounded up, and so much shorter each.
 
     Returns:
         approx_kl, clipfrac, ratio_mean, ratio_max (new against old policy), masked (share of the actions),
         grad_norm (mean over minibatches, before clipping), gradient_share (part of each reward in the gradient of the
-        first minibatch, when there are several), steps, stopped_early. What no minibatch measured is None.
+        first minibatch, when there are several), lr, steps, stopped_early. What no minibatch measured is
+        None.
     """
     options = options or learner.options
     optimizer = options.optimizer
@@ -58,7 +62,11 @@ def improve(
     gradient_share: dict[str, float] | None = None
     stopped = False
     prepared = PreparedRound(data, options, learner.model)
-    for drawn in random_minibatches(len(prepared.rows), optimizer.epochs, prepared.parts, generator=generator):
+    minibatches = random_minibatches(len(prepared.rows), optimizer.epochs, prepared.parts, generator=generator)
+    step_count = step_share * optimizer.epochs * min(prepared.parts, len(prepared.rows))
+    whole_steps = math.ceil(step_count - 1e-9)  # a third of three passes is one, whatever the rounding
+    lr = learner.scale_rate(step_count / whole_steps if whole_steps else 1.0)
+    for drawn in islice(minibatches, whole_steps):
         chosen = [prepared.rows[i] for i in drawn]
         step_tokens = prepared.moved_tokens(chosen)
         if gradient_share is None and len(data.source_U) > 1:
@@ -97,6 +105,7 @@ def improve(
         "masked": masked / actions if actions else None,
         "grad_norm": _mean_norm(norms, prepared),
         "gradient_share": gradient_share,
+        "lr": lr,
         "steps": sum(norm > 0 for norm in norms),
         "stopped_early": stopped,
     }

@@ -1,18 +1,42 @@
-"""Advantages of an adapter's actions in a round -> the part of its learning rate that the round is worth.
+"""Advantages of an adapter's actions in a round -> the parts of its steps and of its learning rate that it is worth.
 
 AdamW's steps have one size, whatever the size of the gradient. Where one run of 48 failed, the 47 others are better
 than expected by a hair, and would be imitated by twice as many whole steps as in a round that tells half from half:
-what such steps follow is which tasks were drawn. So steps are as long as the better actions are better. As many fewer
-steps of the whole length were tried in their place: half the time, and less learned on a real model.
+what such steps follow is which tasks were drawn. So an adapter goes as far as the better actions are better: it goes
+through them once more only where they are worth it, and where they are not worth one pass its steps are shorter.
 
-Invariant: 1, bit for bit, where the better actions weigh no less than the worse ones, or where both signs count in
-full. It knows no losses and no optimiser.
+Invariant: all steps at the whole rate, bit for bit, where the better actions weigh no less than the worse ones, or
+where both signs count in full; steps times rate are the same whatever `epochs`. It knows no losses and no optimiser.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RoundWorth:
+    """What an adapter does of a round. The product of both is how far it goes."""
+
+    steps: float = 1.0  # the part of its `epochs` x minibatches
+    rate: float = 1.0  # the part of its learning rate
+
+
+def worth_of_round(advantages: Iterable[float], negative_weight: float, epochs: int) -> RoundWorth:
+    """What the better actions of a round are worth: fewer passes over them first, then shorter steps.
+
+    The first pass is always whole, since every better action is an example of its own. What a further one adds is the
+    length of the way, which a round that is worth little is spared, and its time with it.
+
+    Args:
+        advantages, negative_weight: as in `advantages_to_share`.
+        epochs: `optimizer.epochs`, passes over the better actions.
+    """
+    share = advantages_to_share(advantages, negative_weight)
+    steps = max(share, 1 / epochs)
+    return RoundWorth(steps=steps, rate=share / steps)
 
 
 def advantages_to_share(advantages: Iterable[float], negative_weight: float) -> float:

@@ -30,7 +30,7 @@ from trainers.config import TrainerOptions
 from trainers.credit.units import Units
 from trainers.objective.adapter_round import AdapterRound
 from trainers.objective.improve import improve, measure
-from trainers.objective.round_worth import advantages_to_share
+from trainers.objective.round_worth import RoundWorth, worth_of_round
 from trainers.objective.schedule import rate_factor
 from trainers.objective.scored_round import ScoredRound, without_successes
 from trainers.objective.trust_region import SLACK, information, next_rate
@@ -137,9 +137,12 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
         if target == 0:  # nothing says how far, so there is no step, and none to look at
             adapter_round = context.to_adapter_round(name, factors.of([]), rows=[])
         schedule = rate_factor(options.experimental.schedule, context.rounds)
-        lr = learner.set_rate(_rate_share(adapter_round.advantage_U, learner.kl_rate, options) * schedule)
-        tick = context.tick_of(f"update {name}", len(rows) * options.optimizer.epochs)
-        improved = improve(learner, adapter_round, context.generator, tick=tick, options=options)
+        extent = _extent_of_round(adapter_round.advantage_U, learner.kl_rate, options)
+        learner.set_rate(extent.rate * schedule)
+        tick = context.tick_of(f"update {name}", math.ceil(extent.steps * len(rows) * options.optimizer.epochs))
+        improved = improve(
+            learner, adapter_round, context.generator, tick=tick, options=options, step_share=extent.steps
+        )
         weighs_others = options.objective.update == "sequential" and len(learned) + 1 < len(rows_of)
         measured: dict[str, float | None] = {"kl_after": None, "kl_of_call": None, "step_share": None}
         sampled_rows = context.sampled_rows(name)
@@ -159,20 +162,21 @@ def update_in_order(context: UpdateContext) -> dict[str, dict[str, Any]]:
                 ratios_A = items_to_ratios(new_T, sampled_round.items, options, old_T=sampled_round.old_T)
                 factors.compound(ratios_A, sampled_rows)
         movement = learner.movement(snapshot)
-        learned[name] = {**improved, **measured, "kl_target": target, "lr": lr, "factor_mean": factor_mean, **movement}
+        learned[name] = {**improved, **measured, "kl_target": target, "factor_mean": factor_mean, **movement}
     return learned
 
 
-def _rate_share(advantage_U: Sequence[Tensor], kl_rate: float, options: TrainerOptions) -> float:
-    """What a round is worth to an adapter; with `kl_target`, which looks at the same, what that made of the rate.
+def _extent_of_round(advantage_U: Sequence[Tensor], kl_rate: float, options: TrainerOptions) -> RoundWorth:
+    """What a round is worth to an adapter; with `kl_target`, which looks at the same, all steps at its own rate.
 
     Without `kl_target` what that once made of the rate, in a run that was resumed, has no say.
     """
     if options.objective.kl_target is not None:
-        return kl_rate
+        return RoundWorth(rate=kl_rate)
     if not advantage_U:
-        return 1.0
-    return advantages_to_share(torch.cat(list(advantage_U)).tolist(), options.objective.negative_weight)
+        return RoundWorth()
+    advantages = torch.cat(list(advantage_U)).tolist()
+    return worth_of_round(advantages, options.objective.negative_weight, options.optimizer.epochs)
 
 
 class _SideFactors:

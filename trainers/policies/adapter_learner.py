@@ -59,11 +59,16 @@ class AdapterLearner:
         """AdamW without any memory of earlier steps."""
         return torch.optim.AdamW(self.parameters, lr=self.lr, weight_decay=self.options.experimental.weight_decay)
 
-    def set_rate(self, factor: float) -> float:
-        """Sets the learning rate to `factor` times the adapter's own; returns it."""
+    def set_rate(self, factor: float) -> None:
+        """Sets the learning rate to `factor` times the adapter's own."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * factor
-        return self.lr * factor
+
+    def scale_rate(self, factor: float) -> float:
+        """Multiplies the learning rate that is set; returns it."""
+        for group in self.optimizer.param_groups:
+            group["lr"] *= factor
+        return float(self.optimizer.param_groups[0]["lr"])
 
     def snapshot(self) -> list[Tensor]:
         """The adapter's weights as they are now, for `movement`."""

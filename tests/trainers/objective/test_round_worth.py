@@ -1,9 +1,9 @@
-"""Owns: how much of its learning rate a round is worth.
+"""Owns: how many of its steps and how much of its rate a round is worth.
 
 - A round with one failure among many runs moves an adapter a fraction as far as one that tells half from half, though
   AdamW's steps would have one size; and so does one telling group among many that say nothing.
 - The share is worked by hand, and knows no unit.
-- Every better action is gone through in every pass, whatever the round is worth.
+- Passes beyond the first are left out before steps are shortened, and no better action goes unseen.
 - Where the better actions are no more than the worse ones, or both signs count, the weights are those of before, bit
   for bit.
 """
@@ -22,7 +22,7 @@ from support.trainer_options import trainer_options
 import trainers.objective.update_order as update_order
 from trainers.marft import MarftTrainer
 from trainers.objective.adapter_round import PreparedRound
-from trainers.objective.round_worth import advantages_to_share
+from trainers.objective.round_worth import RoundWorth, advantages_to_share, worth_of_round
 
 RUNS = 24
 
@@ -55,8 +55,34 @@ def test_one_failure_of_many_runs_moves_an_adapter_less_than_a_round_that_tells_
     assert way[0] / (RUNS - 1) == pytest.approx(way[1] / (RUNS / 2) / math.sqrt(RUNS - 1), rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("right", "epochs", "steps", "rate"),
+    [
+        (1 / 2, 2, 1.0, 1.0),
+        (4 / 5, 2, 1 / 2, 1.0),  # worth 1 / 2: one pass of the two
+        (16 / 17, 2, 1 / 2, 1 / 2),  # worth 1 / 4
+        (16 / 17, 4, 1 / 4, 1.0),
+        (16 / 17, 1, 1.0, 1 / 4),  # one pass is whole
+        (25 / 34, 2, 3 / 5, 1.0),  # a pass and a fifth of another
+    ],
+)
+def test_passes_are_left_out_before_steps_are_shortened(right: float, epochs: int, steps: float, rate: float) -> None:
+    advantages = [1 - right] * round(850 * right) + [-right] * round(850 * (1 - right))
+    extent = worth_of_round(advantages, 0.0, epochs=epochs)
+    assert (extent.steps, extent.rate) == (pytest.approx(steps), pytest.approx(rate))
+
+
+@pytest.mark.parametrize(("minibatch_actions", "steps"), [(2, 11), (16, 2), (64, 2)])
+def test_steps_that_are_rounded_up_are_so_much_shorter(model_dir: Path, minibatch_actions: int, steps: int) -> None:
+    """Of 24 runs 18 are right, so that the round is worth the root of 1 / 3 of its two passes of 9, 1 and 1 steps."""
+    figures = update(model_dir, 6, epochs=2, minibatch_actions=minibatch_actions)[0]
+    passes = {2: 9, 16: 1, 64: 1}[minibatch_actions]
+    assert figures["steps"] == steps
+    assert figures["lr"] * steps == pytest.approx(1e-3 * 2 * passes * math.sqrt(1 / 3))
+
+
 @pytest.mark.parametrize("epochs", [1, 2, 3])
-def test_a_round_that_is_worth_little_takes_all_its_steps_at_a_lower_rate(
+def test_a_round_that_is_worth_little_sees_every_better_action_once(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, epochs: int
 ) -> None:
     learned_rows: list[int] = []
@@ -68,9 +94,8 @@ def test_a_round_that_is_worth_little_takes_all_its_steps_at_a_lower_rate(
 
     monkeypatch.setattr(PreparedRound, "moved_tokens", noting)
     figures = update(model_dir, 1, epochs=epochs)[0]
-    assert sorted(learned_rows) == sorted([*range(1, RUNS)] * epochs)
-    assert figures["steps"] == epochs * round((RUNS - 1) / 2)
-    assert figures["lr"] == pytest.approx(1e-3 * math.sqrt(1 / (RUNS - 1)))
+    assert sorted(learned_rows) == list(range(1, RUNS))
+    assert figures["steps"] == round((RUNS - 1) / 2)
 
 
 @pytest.mark.parametrize("estimator", ["rloo", "grpo"])
@@ -113,7 +138,7 @@ def test_a_round_that_is_worth_its_whole_rate_is_as_before_bit_for_bit(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, failures: int, options: dict[str, Any]
 ) -> None:
     figures, weights = update(model_dir, failures, **options)
-    monkeypatch.setattr(update_order, "advantages_to_share", lambda *_: 1.0)
+    monkeypatch.setattr(update_order, "worth_of_round", lambda *_: RoundWorth())
     plain_figures, plain_weights = update(model_dir, failures, **options)
     assert figures["lr"] == plain_figures["lr"]
     assert torch.equal(weights, plain_weights)
