@@ -275,8 +275,10 @@ def config_to_models(config: Mapping[str, Any]) -> PromptModels | None:
 
 
 def _config_to_variants(config: Mapping[str, Any]) -> set[str]:
-    """The variants of `compare` that run on the models of a configuration: of a comparison's plan where there is one, which
-    has mixed teams and opponents too, else those that are declared."""
+    """The variants of `compare` that run on the models of a configuration.
+
+    Those of a comparison's plan where there is one, which has mixed teams and opponents too, else the declared ones.
+    """
     planned, declared = (_list_tables(config.get(key), "variants") for key in ("plan", "compare"))
     paths = (None, _text(config.get("model"), "path"))
     on_models = {

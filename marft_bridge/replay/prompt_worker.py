@@ -28,7 +28,7 @@ BEHIND = -1
 def main(memory_mb: int, readable: list[str]) -> None:  # noqa: ARG001 - see below
     """The entry point of the process: answers one line with one line until the input ends."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    # Which folders it reads the jobs say, and a wall cannot be opened later: it reads all, and has no way to pass it on.
+    # The jobs say which folders it reads, and a wall cannot be opened later: it may read all, and write nothing.
     answer_jobs(_MEMORY_MB, ["/"], _load, job_to_reply=_job_to_reply)
 
 

@@ -353,9 +353,8 @@ def test_the_date_of_a_server_in_any_time_zone_is_no_difference_and_rendered_onl
     renders, render = [], prompt_worker._render
 
     def count_render(*arguments: Any, **options: Any) -> str:
-        text = render(*arguments, **options)
-        renders.append(text)
-        return text
+        renders.append(arguments)
+        return render(*arguments, **options)
 
     monkeypatch.setattr(prompt_worker, "_render", count_render)
     assert difference(tokenizer, f"{days[-1]}{chatml(USER)}", USER, started_s=started_s) is None
@@ -423,7 +422,8 @@ def test_the_variants_on_the_models_of_a_configuration_are_those_of_its_plan_or_
 
     def variants(config: dict[str, Any]) -> set[str]:
         models = config_to_models({"model": {"path": "a"}, **config})
-        assert models is not None and models.variants is not None
+        assert models is not None
+        assert models.variants is not None
         return set(models.variants)
 
     assert variants({"compare": {"variants": tables}}) == {"base", "same"}
