@@ -350,7 +350,8 @@ def test_the_date_of_a_server_in_any_time_zone_is_no_difference_and_rendered_onl
     for day in range(26, 31):
         found = difference(tokenizer, f"{day}{chatml(USER)}", USER, started_s=started_s)
         assert (found is None) == (day in days)
-    renders, render = [], prompt_worker._render
+    renders: list[tuple[Any, ...]] = []
+    render = prompt_worker._render
 
     def count_render(*arguments: Any, **options: Any) -> str:
         renders.append(arguments)

@@ -245,7 +245,8 @@ def test_what_stands_beside_a_report_in_a_text_is_compared() -> None:
 def test_a_text_is_read_once_however_many_reports_it_has_in_each_other(
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read_counts, end_of_table = [], quoted_messages._end_of_table
+    read_counts: list[int] = []
+    end_of_table = quoted_messages._end_of_table
 
     def count_read(text: str, start: int) -> int | None:
         table_end = end_of_table(text, start)
