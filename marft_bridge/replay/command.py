@@ -172,6 +172,7 @@ def replay_episodes(
     before a later one, also where it is not named. `models`: that rendered the prompts, see `replay_run`.
     """
     with open_for_reading(path_to_store(path)) as store, asyncio.Runner() as runner, app.open_graph(runner) as graph:
+        models = None if models is None else models.with_runs(store.runs())
         yield from _Replays(store, graph, app, options=options, models=models, runner=runner).replay(prefixes)
 
 

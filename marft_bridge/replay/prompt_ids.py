@@ -3,7 +3,8 @@
 The messages of its calls, and the tools that they offered, are the recorded ones by then. What is left are tokenizer
 and chat template: their hashes are compared first, then what they make of each call today with the ids that the engine
 counted. Invariants: prompts alone are rendered, no answer is tokenised again; no weights are read and torch is not
-imported; what cannot be rendered as the engine did is counted in a note, and is no difference.
+imported; what cannot be rendered as the engine did is counted in a note, and is no difference; a run is held against
+the model of its own configuration where the store has that, and never against another than its variant's.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from marft_bridge.serving.model_lineage import model_to_lineage
 from marft_bridge.serving.noted_models import noted_to_directories, read_noted_config
 from marft_bridge.serving.prepare_model import holds_tokenizer
 from trace_store import conventions as c
+from trace_store.records import RunRow
 
 _LIBRARY = "transformers"
 _PARTS = {"tokenizer": "tokenizer", "template": "chat template"}  # of a lineage -> for people
@@ -70,6 +72,15 @@ class PromptModels:
     directories: Mapping[str, Path]  # by node; under "" that of all other nodes
     nodes: Collection[str] | None = None  # whose calls a served model answered; None: all that have ids
     other_rendering: Collection[str] = field(default_factory=frozenset)  # nodes whose server renders by other options
+    variants: Collection[str] | None = None  # of `compare`, on these models; None: all runs are said to be
+    is_noted: bool = False  # by the folder's last commands, and by none that names them for all runs
+    by_run: Mapping[str, PromptModels | None] = field(default_factory=dict)  # run -> those of its own configuration
+
+    def with_runs(self, rows: Iterable[RunRow]) -> PromptModels:
+        """With the base models that the store notes of each run: those of the folder may have changed since."""
+        return (
+            replace(self, by_run={row.run_id: config_to_models(row.config) for row in rows}) if self.is_noted else self
+        )
 
     def compare(self, run: RecordedRun, attributes_now: Mapping[str, Mapping[str, Any]]) -> ComparedPrompts:
         """Compares the prompts of a run.
@@ -78,13 +89,23 @@ class PromptModels:
             run: whose replay came out the same.
             attributes_now: of the chat spans of the replay, by the id of the recorded call.
         """
-        calls = [call for call in run.calls if call.action_id in attributes_now and self._is_known(call.node, run)]
+        episode = run.trajectory.episode
+        models = self.by_run.get(episode.run_id, self)
+        if models is None:  # its command served none
+            return ComparedPrompts()
+        if episode.variant is not None and models.variants is not None and episode.variant not in models.variants:
+            reason = f"variant {episode.variant!r} may run on another model than those noted"
+            return ComparedPrompts(note=f"prompts compared without token ids: {reason}")
         try:
-            for node in dict.fromkeys(call.node for call in calls):
-                if (divergence := self._compare_lineage(node, run.trajectory.episode.lineage)) is not None:
-                    return ComparedPrompts(divergence)
-        except ConfigError as error:
+            return models._compare(run, attributes_now)
+        except (ConfigError, OSError) as error:
             return ComparedPrompts(note=f"prompts compared without token ids: {error}")
+
+    def _compare(self, run: RecordedRun, attributes_now: Mapping[str, Mapping[str, Any]]) -> ComparedPrompts:
+        calls = [call for call in run.calls if call.action_id in attributes_now and self._is_known(call.node, run)]
+        for node in dict.fromkeys(call.node for call in calls):
+            if (divergence := self._compare_lineage(node, run.trajectory.episode.lineage)) is not None:
+                return ComparedPrompts(divergence)
         spans = {span.span_id: span for span in run.spans}
         prompt_ids = {action.action_id: action.prompt_ids for action in run.trajectory.actions}
         with_ids = [
@@ -232,7 +253,8 @@ def _to_divergence(call: RecordedCall, difference: Mapping[str, Any]) -> Diverge
 def path_to_models(path: Path) -> PromptModels | None:
     """The base models that a run folder notes, or the folder that a store or an export lies in; None: it notes none."""
     is_run = RunFolder(path).notes.is_file()
-    return config_to_models(read_noted_config(path if is_run else path.parent))
+    models = config_to_models(read_noted_config(path if is_run else path.parent))
+    return None if models is None else replace(models, is_noted=True)
 
 
 def config_to_models(config: Mapping[str, Any]) -> PromptModels | None:
@@ -249,7 +271,32 @@ def config_to_models(config: Mapping[str, Any]) -> PromptModels | None:
         flags = map(argument_to_flag, _texts(table.get("serve"), "extra_args"))
         if any(flag is not None and flag.startswith(_RENDERING_FLAGS) for flag in flags):
             other_rendering |= set(_texts(table, "nodes")) if name else nodes - by_models
-    return PromptModels(directories, nodes, other_rendering)
+    return PromptModels(directories, nodes, other_rendering, _config_to_variants(config))
+
+
+def _config_to_variants(config: Mapping[str, Any]) -> set[str]:
+    """The variants of `compare` that run on the models of a configuration.
+
+    Those of a comparison's plan where there is one, which has mixed teams and opponents too, else the declared ones.
+    """
+    planned, declared = (_list_tables(config.get(key), "variants") for key in ("plan", "compare"))
+    paths = (None, _text(config.get("model"), "path"))
+    on_models = {
+        name
+        for table in planned or declared
+        if (name := _text(table, "name")) is not None and table.get("model") in paths and not table.get("own_models")
+    }
+    return on_models if planned or declared else {"before", "after"}
+
+
+def _list_tables(table: Any, key: str) -> list[Mapping[str, Any]]:
+    value = table.get(key) if isinstance(table, Mapping) else None
+    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, (list, tuple)) else []
+
+
+def _text(table: Any, key: str) -> str | None:
+    value = table.get(key) if isinstance(table, Mapping) else None
+    return value if isinstance(value, str) else None
 
 
 def _tables(value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

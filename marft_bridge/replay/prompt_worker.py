@@ -1,7 +1,8 @@
 """Jobs of `prompt_ids`, in a process of its own: recorded calls -> where their prompts of today leave the recorded ids.
 
 The library that the model server renders with does it here. Invariants: no weights are read, and torch is not
-imported, also where it is installed; prompts alone are rendered, never an answer.
+imported, also where it is installed; prompts alone are rendered, never an answer. Anybody may have written the model's
+folder, and the note that names it: no code of it is run, and `worker_main` confines the process that runs its template.
 """
 
 from __future__ import annotations
@@ -11,21 +12,24 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime, timedelta, timezone
 from itertools import product
 from typing import Any
 
 from marft_bridge.sandbox.worker_main import answer_jobs
 
 _SHOWN_TOKENS = 16  # of each side
+_MEMORY_MB = 4_096  # address space: a large vocabulary takes 1 GiB, the library another
+_ZONES = tuple(timezone(timedelta(hours=hours)) for hours in (-12, 0, 14))  # in which all dates of a moment occur
 BEHIND = -1
 """In place of a message's number: what the template puts behind all of them."""
 
 
-def main(memory_mb: int, readable: list[str]) -> None:
+def main(memory_mb: int, readable: list[str]) -> None:  # noqa: ARG001 - see below
     """The entry point of the process: answers one line with one line until the input ends."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    answer_jobs(memory_mb, readable, _load, job_to_reply=_job_to_reply, confined=False)
+    # The jobs say which folders it reads, and a wall cannot be opened later: it may read all, and write nothing.
+    answer_jobs(_MEMORY_MB, ["/"], _load, job_to_reply=_job_to_reply)
 
 
 def _load() -> None:
@@ -37,10 +41,9 @@ def _load() -> None:
 
 
 def _job_to_reply(job: Any) -> dict[str, Any]:
-    try:
-        tokenizer = _load_tokenizer(job["model"], job["stamp"])
-    except Exception as error:  # noqa: BLE001 - the library raises whatever it meets in the files
-        return {"refused": f"its tokenizer cannot be loaded: {' '.join(f'{type(error).__name__}: {error}'.split())}"}
+    tokenizer = _load_tokenizer(job["model"], job["stamp"])
+    if isinstance(tokenizer, str):
+        return {"refused": tokenizer}
     if tokenizer.chat_template is None:
         return {"refused": "it has no chat template"}
     return {"differences": [chat_to_difference(tokenizer, chat) for chat in job["chats"]]}
@@ -48,9 +51,16 @@ def _job_to_reply(job: Any) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4)
 def _load_tokenizer(model: str, stamp: str) -> Any:  # noqa: ARG001 - other files are another tokenizer
+    """The tokenizer of a folder; the reason, as a text, where there is none."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model, local_files_only=True)
+    try:
+        # False: else the library asks, on the pipe of the jobs, whether code of the folder may run
+        return AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the library raises whatever it meets in the files
+        return f"its tokenizer cannot be loaded: {' '.join(f'{type(error).__name__}: {error}'.split())}"
 
 
 def chat_to_difference(tokenizer: Any, chat: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -59,16 +69,19 @@ def chat_to_difference(tokenizer: Any, chat: Mapping[str, Any]) -> dict[str, Any
     `refused` says in place of a difference why there is no prompt.
     """
     try:
+        here = datetime.fromtimestamp(chat["started_s"], UTC).astimezone()
+        chat = {**chat, "dated": here, "date_formats": set()}  # in which the template writes the date
         text = _render(tokenizer, chat["messages"], chat)
     except Exception:  # noqa: BLE001 - a template may raise anything, and may quote the messages
         return {"refused": "the chat template refuses its messages"}
     recorded_ids: list[int] = chat["ids"]
     if _encode(tokenizer, text) == recorded_ids:
         return None
-    for form in _other_forms(chat):
-        with suppress(Exception):
-            if _encode(tokenizer, _render(tokenizer, form["messages"], form)) == recorded_ids:
-                return None
+    for dated_chat in (chat, *_at_other_dates(chat)):
+        for form in _other_forms(dated_chat):
+            with suppress(Exception):
+                if _encode(tokenizer, _render(tokenizer, form["messages"], form)) == recorded_ids:
+                    return None
     if chat["is_joined"]:
         return {"refused": "a content of several texts, which a server may join otherwise"}
     return _first_difference(tokenizer, chat, text)
@@ -81,7 +94,9 @@ def _render(
     does."""
 
     def strftime_then(form: str) -> str:
-        return datetime.fromtimestamp(chat["started_s"]).astimezone().strftime(form)
+        text: str = chat["dated"].strftime(form)
+        chat["date_formats"].add(form)
+        return text
 
     rendered: str = tokenizer.apply_chat_template(
         list(messages),
@@ -97,6 +112,23 @@ def _render(
 def _encode(tokenizer: Any, text: str) -> list[int]:
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
+
+
+def _at_other_dates(chat: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The same call with the dates that servers in other time zones had, where the template writes them otherwise.
+
+    The zone of the server that counted the ids is not recorded.
+    """
+
+    def to_texts(moment: datetime) -> list[str]:
+        return [moment.strftime(form) for form in sorted(chat["date_formats"])]
+
+    tried_texts = [to_texts(chat["dated"])]
+    for zone in _ZONES:
+        moment = chat["dated"].astimezone(zone)
+        if (texts := to_texts(moment)) not in tried_texts:
+            tried_texts.append(texts)
+            yield {**chat, "dated": moment}
 
 
 def _other_forms(chat: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -1,8 +1,8 @@
 """Texts that quote whole messages of LangChain's -> the same texts without what a model reports besides its answer.
 
 An app puts `str(messages)`, or the JSON of messages, into a prompt: with it come the provider's id of the request, its
-counts of tokens and the like, which no replay gives back. Invariant: a text that quotes no message stays as it is, and
-so does a quotation that is cut off.
+counts of tokens and the like, which no replay gives back. Invariants: a text that quotes no message stays as it is, and
+so does a quotation that is cut off, with all behind it; a text, which anybody may have written, is read once.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ def _text_without_reports(text: str) -> str:
         return text
     parts, position = [], 0
     for match in _REPORT.finditer(text):
+        if match.start() < position:  # in the table of another report
+            continue
         end = _end_of_table(text, match.start("value")) if match["value"] == "{" else match.end()
-        if match.start() >= position and end is not None:
-            parts.append(text[position : match.start()])
-            position = end
+        if end is None:  # looking on from every report behind it would read the rest as often as there are reports
+            break
+        parts.append(text[position : match.start()])
+        position = end
     return "".join([*parts, text[position:]])
 
 

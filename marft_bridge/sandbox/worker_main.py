@@ -1,8 +1,7 @@
 """The main loop of a process of `worker_process`: jobs on standard input -> replies, one JSON line each.
 
 Invariants: once the libraries are loaded the kernel denies this process network, children, signals and changes to
-files, and limits its memory (of a worker that only reads files which the user named it does not); what a library prints
-is discarded; a worker whose owner is gone ends itself.
+files, and limits its memory; what a library prints is discarded; a worker whose owner is gone ends itself.
 """
 
 from __future__ import annotations
@@ -25,13 +24,8 @@ def answer_jobs(
     readable: list[str],
     load: Callable[[], object],
     job_to_reply: Callable[[Any], dict[str, Any]],
-    *,
-    confined: bool = True,
 ) -> None:
-    """Loads and confines, writes a "ready" line, then answers each line with one line until the input ends.
-
-    `confined`: False where a job reads a folder that the user named, and runs nothing that a model wrote.
-    """
+    """Loads and confines, writes a "ready" line, then answers each line with one line until the input ends."""
     output_fd = os.dup(1)
     devnull_fd = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull_fd, 1)
@@ -40,8 +34,7 @@ def answer_jobs(
     sys.dont_write_bytecode = True
     try:
         load()
-        if confined:
-            confine(memory_mb, readable)
+        confine(memory_mb, readable)
     except Exception as error:  # noqa: BLE001 - told to the owner, who makes one line of it
         os.write(output_fd, (json.dumps({"refused": f"{type(error).__name__}: {error}"}) + "\n").encode())
         return

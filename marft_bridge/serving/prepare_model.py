@@ -55,8 +55,11 @@ def check_model_dir(path: Path) -> Path:
 
 
 def holds_tokenizer(path: Path) -> bool:
-    """Whether there is a tokenizer in a directory."""
-    return any((path / name).is_file() for name in _TOKENIZERS)
+    """Whether there is a tokenizer in a directory; none is in one that may not be looked into."""
+    try:
+        return any((path / name).is_file() for name in _TOKENIZERS)
+    except OSError:  # also a name that no file system takes
+        return False
 
 
 def _missing_shards(path: Path) -> list[str]:

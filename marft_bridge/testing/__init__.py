@@ -24,6 +24,7 @@ from marft_bridge.replay.replayed_run import Replayed, ReplayOptions, replay_run
 from marft_bridge.replay.replayed_thread import ReplayedThread
 from marft_bridge.traces.episode_prefix import prefix_to_episode
 from marft_bridge.traces.store_reader import KeptJournals
+from trace_store.records import RunRow
 
 __all__ = ["replay"]
 
@@ -70,7 +71,8 @@ def replay(
         allow_connections=allow_connections,
     )
     models = _find_models(store, model)
-    run, thread = _prepare(app, episode, store, options=options)
+    run, thread, run_rows = _prepare(app, episode, store, options=options)
+    models = None if models is None else models.with_runs(run_rows)
     replayed = call_without_loop(partial(replay_run, app, run, thread=thread, options=options, models=models))
     if replayed.divergence is not None:
         raise AssertionError(f"episode {replayed.episode_id} is not the same: {replayed.divergence}")
@@ -85,12 +87,12 @@ def _find_models(store: str | Path | None, model: str | Path | None) -> PromptMo
 
 def _prepare(
     app: Any, episode: str | Path, store: str | Path | None, *, options: ReplayOptions
-) -> tuple[RecordedRun, ReplayedThread]:
-    """The run, and its thread as the runs before it left it, which are loaded one at a time: the store is open, for
-    reading, until they have been replayed."""
+) -> tuple[RecordedRun, ReplayedThread, list[RunRow]]:
+    """The run, its thread as the runs before it left it, and what commands noted. The runs before are loaded one at a
+    time: the store is open, for reading, until they have been replayed."""
     __tracebackhide__ = True
     if store is None:
-        return file_to_run(Path(episode)), ReplayedThread()
+        return file_to_run(Path(episode)), ReplayedThread(), []
     with _journals.open_for_reading(path_to_store(Path(store))) as reader:
         run = load_with_earlier(reader, prefix_to_episode(reader, str(episode), command="replay"))
         load = partial(load_run, reader)
@@ -99,4 +101,4 @@ def _prepare(
         except EarlierRunError as error:
             thread = f"an earlier run of the thread of {run.run.episode_id}"
             raise AssertionError(f"episode {error.episode_id}, {thread}, is not the same: {error.fault}") from None
-    return run.run, repeated.thread
+        return run.run, repeated.thread, reader.runs()

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -17,6 +18,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +37,14 @@ from marft_bridge.common.import_name import load_name
 from marft_bridge.common.progress import Reporter
 from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.config.serve import ServeOptions
+from marft_bridge.replay import prompt_ids, prompt_worker, replayed_run
 from marft_bridge.replay.command import Outcome
 from marft_bridge.replay.divergence import Divergence
 from marft_bridge.replay.prompt_ids import config_to_models
 from marft_bridge.replay.prompt_worker import chat_to_difference
 from marft_bridge.replay.replayed_run import Replayed
+from marft_bridge.sandbox.worker_process import WorkerPool
+from marft_bridge.serving.prepare_model import holds_tokenizer
 from marft_bridge.testing import replay
 from trace_store.store import TraceStore
 
@@ -332,6 +338,34 @@ def test_a_template_that_writes_the_date_has_that_of_the_recorded_call(
     assert difference(tokenizer, "2026" + chatml(USER), USER) is not None
 
 
+@pytest.mark.parametrize(
+    ("hour", "days"),
+    [(11, [27, 28, 29]), (0, [27, 28]), (23, [28, 29])],  # 11:00 is 23:00 the day before, and 01:00 the day behind
+)
+def test_the_date_of_a_server_in_any_time_zone_is_no_difference_and_rendered_only_where_it_is_written(
+    hour: int, days: list[int], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started_s = datetime(2026, 11, 28, hour, tzinfo=UTC).timestamp()
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ strftime_now('%d') }}" + TEMPLATE)
+    for day in range(26, 31):
+        found = difference(tokenizer, f"{day}{chatml(USER)}", USER, started_s=started_s)
+        assert (found is None) == (day in days)
+    renders: list[tuple[Any, ...]] = []
+    render = prompt_worker._render
+
+    def count_render(*arguments: Any, **options: Any) -> str:
+        renders.append(arguments)
+        return render(*arguments, **options)
+
+    monkeypatch.setattr(prompt_worker, "_render", count_render)
+    assert difference(tokenizer, f"{days[-1]}{chatml(USER)}", USER, started_s=started_s) is None
+    assert len(renders) <= 1 + 4 * len(days)
+    renders.clear()
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    assert difference(tokenizer, "other", USER, started_s=started_s) is not None
+    assert len(renders) == 1 + 4 + 1  # itself, its forms, and the message that holds the difference
+
+
 def test_contents_that_a_server_gave_as_parts_or_left_out_are_no_difference(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,3 +407,105 @@ def test_a_server_that_renders_by_arguments_of_its_own_is_known_by_its_nodes() -
     assert models is not None
     assert models.other_rendering == {"plan", "write", "judge"}
     assert config_to_models({"graph": {}}) is None
+
+
+# -- which model it was -----------------------------------------------------------------------------------------------
+
+
+def test_the_variants_on_the_models_of_a_configuration_are_those_of_its_plan_or_else_its_declared_ones() -> None:
+    tables = [
+        {"name": "base"},
+        {"name": "same", "model": "a"},
+        {"name": "large", "model": "b"},
+        {"name": "own", "own_models": True},
+    ]
+    plan = {"variants": [{"name": "base", "model": None}, {"name": "large", "model": "b"}, {"name": "mixed"}]}
+
+    def variants(config: dict[str, Any]) -> set[str]:
+        models = config_to_models({"model": {"path": "a"}, **config})
+        assert models is not None
+        assert models.variants is not None
+        return set(models.variants)
+
+    assert variants({"compare": {"variants": tables}}) == {"base", "same"}
+    assert variants({"compare": {"variants": tables}, "plan": plan}) == {"base", "mixed"}
+    assert variants({"compare": {"variants": []}}) == {"before", "after"}
+    assert variants({"compare": 1, "plan": {"variants": "x"}}) == {"before", "after"}
+
+
+def test_a_variant_on_another_model_is_noted_and_no_divergence(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "model/chat_template.jinja").write_text(CHATML)
+    monkeypatch.setattr(
+        replayed_run, "_compare_prompts", partial(compare_as_variant, replayed_run._compare_prompts, "large")
+    )
+    for episode in outcomes(capsys):
+        assert (episode["state"], episode["prompts_compared"]) == ("same", 0)
+        assert episode["note"] == (
+            "prompts compared without token ids: variant 'large' may run on another model than those noted"
+        )
+
+
+def compare_as_variant(compare: Callable[..., Replayed], variant: str, run: Any, *rest: Any, **more: Any) -> Replayed:
+    """As if the run were one of a comparison."""
+    episode = dataclasses.replace(run.trajectory.episode, variant=variant)
+    trajectory = dataclasses.replace(run.trajectory, episode=episode)
+    return compare(dataclasses.replace(run, trajectory=trajectory), *rest, **more)
+
+
+def test_a_run_is_held_against_the_model_of_its_own_configuration(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(project / "model", project / "later")
+    (project / "later/chat_template.jinja").write_text(CHATML)
+    notes = json.loads((project / "runs/app/bridge.json").read_text())
+    later = json.loads(json.dumps(notes["collect"]))
+    later["config"]["model"]["path"] = "later"
+    (project / "runs/app/bridge.json").write_text(json.dumps({"train": later, **notes}))
+    assert [(each["state"], each["prompts_compared"]) for each in outcomes(capsys)] == [("same", 2)] * 2
+    graph, episode_id = load_name("app.py:graph", "graph.app"), first_id(project / "runs/app/store.duckdb")
+    assert replay(graph, episode_id, store="runs/app").prompts_compared == 2
+
+
+def test_a_folder_that_may_not_be_looked_into_is_noted_and_a_name_that_no_file_system_takes_holds_no_tokenizer(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not holds_tokenizer(Path("x" * 300))
+
+    def refuse(directory: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(directory))
+
+    monkeypatch.setattr(prompt_ids, "_directory_to_stamp", refuse)
+    for episode in outcomes(capsys):
+        assert (episode["state"], episode["prompts_compared"]) == ("same", 0)
+        assert episode["note"] == "prompts compared without token ids: [Errno 13] Permission denied: 'model'"
+
+
+# -- a folder that anybody may have written ---------------------------------------------------------------------------
+
+
+def replies(folder: Path, count: int = 1) -> list[Any]:
+    """Of the worker, to so many jobs with one prompt."""
+    chat = {"messages": [USER], "tools": [], "options": {}, "ids": [1], "started_s": 1e9, "is_joined": False}
+    pool = WorkerPool(prompt_ids._WORKER, 1)
+    try:
+        return [pool.run_job({"model": str(folder), "stamp": "", "chats": [chat]}, 30.0) for _ in range(count)]
+    finally:
+        pool.close()
+
+
+def test_a_template_cannot_take_the_hosts_memory(tmp_path: Path) -> None:
+    folder = save_chat_tokenizer(tmp_path / "model", "{{ 'a' * 6000000000 }}")
+    assert replies(folder) == [{"differences": [{"refused": "the chat template refuses its messages"}]}]
+
+
+def test_code_of_a_models_folder_is_refused_without_a_question_on_the_pipe_of_the_jobs(tmp_path: Path) -> None:
+    folder = save_chat_tokenizer(tmp_path / "model", TEMPLATE)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text("raise SystemExit('code of the folder ran')\n")
+    first, second = replies(folder, 2)
+    assert "trust_remote_code=True" in first["refused"]
+    assert second == first

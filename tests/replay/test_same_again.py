@@ -35,6 +35,7 @@ from support.replay_rig import differences, record_runs, replay_all
 
 from marft_bridge.config.bridge import toml_to_config
 from marft_bridge.model_calls.scripted_model import ScriptedPolicy
+from marft_bridge.replay import quoted_messages
 from marft_bridge.replay.quoted_messages import without_reports
 from marft_bridge.replay.replayed_run import replay_run
 from marft_bridge.rollouts.app import load_app
@@ -238,3 +239,21 @@ def test_what_stands_beside_a_report_in_a_text_is_compared() -> None:
     assert without_reports('{"response_metadata": {"a": "}"}, "usage_metadata": null, "id": 1}') == '{, "id": 1}'
     assert without_reports("response_metadata={'cut") == "response_metadata={'cut"
     assert without_reports("usage_metadata={}") == "usage_metadata={}"  # no message is quoted
+
+
+@pytest.mark.parametrize("end", ["", "}" * 300])
+def test_a_text_is_read_once_however_many_reports_it_has_in_each_other(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_counts: list[int] = []
+    end_of_table = quoted_messages._end_of_table
+
+    def count_read(text: str, start: int) -> int | None:
+        table_end = end_of_table(text, start)
+        read_counts.append((len(text) if table_end is None else table_end) - start)
+        return table_end
+
+    monkeypatch.setattr(quoted_messages, "_end_of_table", count_read)
+    text = "response_metadata={" * 300 + end
+    assert without_reports(text) == ("" if end else text)
+    assert sum(read_counts) <= len(text)
