@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -108,8 +108,6 @@ class NodeChat(ChatOpenAI):
     """Whether the server parses tool calls out of the model's text (vLLM: --tool-call-parser)."""
     teacher: Any = Field(default=None, exclude=True)
     """A `Teacher`: the node's own model, asked beside this one; None: nobody is."""
-    routes_last: ClassVar[bool] = False
-    """Whether a class above this one changes requests, and calls `to_routed` itself."""
     _warnings: _SettingWarnings = PrivateAttr(default_factory=_SettingWarnings)
     _server_fields: dict[str, dict[str, Any]] = PrivateAttr(default_factory=dict)
     """Address of another server -> the field values of a copy of this model that calls it. Shared by all copies."""
@@ -160,8 +158,7 @@ class NodeChat(ChatOpenAI):
         return not self._is_routed() and super()._use_responses_api(payload)
 
     def _get_request_payload(self, input_: Any, *, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
-        payload = super()._get_request_payload(input_, stop=stop, **kwargs)
-        return payload if self.routes_last else self.to_routed(payload)
+        return self.to_routed(super()._get_request_payload(input_, stop=stop, **kwargs))
 
     def to_routed(self, payload: dict[str, Any]) -> dict[str, Any]:
         """A request as the route of the calling node has it, and with the fields that the recorder needs."""
