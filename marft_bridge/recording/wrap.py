@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import sys
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -61,19 +62,29 @@ class RecordedGraph(Pregel[Any, Any, Any, Any]):
     def _record_runs_of(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """A method that the app put onto the graph itself, where it hides that of the class: the same, recorded.
 
-        What it runs is the graph that it was made for, which no class of ours stands in front of: its config does.
+        What it runs is the graph that it was made for, which no class of ours stands in front of: its config does. A
+        method that is given none may have one of its own, which ours would take the place of: such a run is left alone.
         """
-        if not _takes_config(method):
+        place = _place_of_config(method)
+        if place is None:
             log.warning("wrap: the graph's own %r takes no config: its runs are not recorded", name)
             return method
+        unrecorded = False
 
         @functools.wraps(method)
         def run(*args: Any, **kwargs: Any) -> Any:
-            config = args[1] if len(args) > 1 else kwargs.pop("config", None)
+            nonlocal unrecorded
+            by_place = len(args) > place
+            config = args[place] if by_place else kwargs.get("config")
+            if not _is_given(config):
+                if not unrecorded:
+                    log.warning("wrap: the graph's own %r was given no config: such runs are not recorded", name)
+                unrecorded = True
+                return method(*args, **kwargs)
             recorded = [*map(self._with_recorder, config)] if isinstance(config, list) else self._with_recorder(config)
-            if len(args) > 1:
-                return method(args[0], recorded, *args[2:], **kwargs)
-            return method(*args, config=recorded, **kwargs)
+            if by_place:
+                return method(*args[:place], recorded, *args[place + 1 :], **kwargs)
+            return method(*args, **{**kwargs, "config": recorded})
 
         return run
 
@@ -95,13 +106,26 @@ class RecordedGraph(Pregel[Any, Any, Any, Any]):
         return super().astream(input, self._with_recorder(config), **kwargs)
 
 
-def _takes_config(method: Callable[..., Any]) -> bool:
-    """Whether a method can be given a config by its name."""
+def _place_of_config(method: Callable[..., Any]) -> int | None:
+    """At which place a method is given its config; beyond all places where by name alone; None where not at all."""
     try:
-        parameters = inspect.signature(method).parameters.values()
+        parameters = [*inspect.signature(method).parameters.values()]
     except (TypeError, ValueError):
-        return False
-    return any(parameter.name == "config" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        return None
+    kinds = {parameter.kind for parameter in parameters}
+    by_place = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    if "config" in by_place:
+        return by_place.index("config")
+    if not by_place and inspect.Parameter.VAR_POSITIONAL in kinds:
+        return 1  # as the method that it stands for
+    is_named = any(parameter.name == "config" for parameter in parameters)
+    return sys.maxsize if is_named or inspect.Parameter.VAR_KEYWORD in kinds else None
+
+
+def _is_given(config: Any) -> bool:
+    """Whether a config, or those of a batch, came from the caller and hold something."""
+    configs = config if isinstance(config, list) else [config]
+    return bool(configs) and all(isinstance(run_config, Mapping) and run_config for run_config in configs)
 
 
 def config_with_recorder(graph: Pregel[Any, Any, Any, Any], config: Any, recorder: Recorder) -> Any:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import operator
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from langchain_core.messages import HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompt_values import StringPromptValue
 from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel._loop import PregelLoop
@@ -136,30 +138,41 @@ def test_a_graph_whose_own_invoke_runs_another_one_is_recorded(is_async: bool, r
 
 
 RUNS: dict[str, Callable[[Any], Any]] = {
-    "invoke": lambda graph: graph.invoke({"log": []}),
-    "ainvoke": lambda graph: asyncio.run(graph.ainvoke({"log": []})),
-    "stream": lambda graph: list(graph.stream({"log": []}, {"tags": ["mine"]}))[-1],
-    "batch": lambda graph: graph.batch([{"log": []}])[0],
+    "invoke": lambda graph: graph.invoke({"log": []}, CONFIG),
+    "ainvoke": lambda graph: asyncio.run(graph.ainvoke({"log": []}, config=CONFIG)),
+    "stream": lambda graph: list(graph.stream({"log": []}, CONFIG))[-1],
+    "batch": lambda graph: graph.batch([{"log": []}], [CONFIG])[0],
     "astream_events": lambda graph: asyncio.run(result_of_events(graph)),
 }
+CONFIG = {"tags": ["mine"]}
 
 
 async def result_of_events(graph: Any) -> Any:
-    events = [event async for event in graph.astream_events({"log": []}, version="v2")]
+    events = [event async for event in graph.astream_events({"log": []}, config=CONFIG, version="v2")]
     return events[-1]["data"]["output"]
 
 
+def as_named(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda graph_input, config=None, **options: original(graph_input, config, **options)
+
+
+def as_any(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **options: original(*args, **options)
+
+
 @pytest.mark.parametrize("how", RUNS)
-def test_a_graph_onto_which_the_app_put_a_method_of_its_own_is_recorded_through_it(
-    how: str, recorder: Recorder
+@pytest.mark.parametrize("form", [as_named, as_any])
+def test_a_graph_onto_which_the_app_put_a_method_of_its_own_is_recorded_through_its_config(
+    how: str, form: Callable[[Callable[..., Any]], Callable[..., Any]], recorder: Recorder
 ) -> None:
     """As tracers and toolkits do: `graph.stream = traced`, which runs the graph that it was made for."""
     graph = graph_of([(START, "a"), ("a", END)], echo()).compile()
-    original, calls = getattr(graph, how), []
+    own, calls = form(getattr(graph, how)), []
 
-    def counted(graph_input: Any, config: Any = None, **options: Any) -> Any:
+    @functools.wraps(own, assigned=())
+    def counted(*args: Any, **options: Any) -> Any:
         calls.append(how)
-        return original(graph_input, config, **options)
+        return own(*args, **options)
 
     setattr(graph, how, counted)
     expected = RUNS[how](graph)
@@ -170,6 +183,37 @@ def test_a_graph_onto_which_the_app_put_a_method_of_its_own_is_recorded_through_
     recorded.unwrap()
     RUNS[how](recorded)
     assert len(spans_of(recorder)) == 1
+
+
+def with_bound_config(original: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.partial(original, config=THREAD)
+
+
+def with_default_config(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda graph_input, config=None: original(graph_input, config or THREAD)
+
+
+def with_config_of_thread(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda graph_input, thread="t", **options: original(graph_input, {"configurable": {"thread_id": thread}})
+
+
+THREAD = {"configurable": {"thread_id": "t"}}
+
+
+@pytest.mark.parametrize("form", [with_bound_config, with_default_config, with_config_of_thread])
+def test_a_method_of_the_apps_own_that_makes_up_its_config_keeps_it_and_is_named_once(
+    form: Callable[[Callable[..., Any]], Callable[..., Any]], recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = graph_of([(START, "a"), ("a", END)], echo()).compile(checkpointer=InMemorySaver())
+    setattr(graph, "invoke", form(graph.invoke))  # noqa: B010 - no method of a class is replaced
+    recorded = wrap(graph, recorder)
+    for _ in range(2):
+        assert recorded.invoke({"log": []})["log"] != []  # without its thread it would not run at all
+    assert recorded.get_state(THREAD).values["log"] != []
+    assert spans_of(recorder) == {}
+    assert [record.message for record in caplog.records] == [
+        "wrap: the graph's own 'invoke' was given no config: such runs are not recorded"
+    ]
 
 
 def test_a_method_of_the_apps_own_that_takes_no_config_is_left_alone_and_named(
