@@ -271,7 +271,7 @@ def config_to_models(config: Mapping[str, Any]) -> PromptModels | None:
         flags = map(argument_to_flag, _texts(table.get("serve"), "extra_args"))
         if any(flag is not None and flag.startswith(_RENDERING_FLAGS) for flag in flags):
             other_rendering |= set(_texts(table, "nodes")) if name else nodes - by_models
-    return PromptModels(directories, nodes, other_rendering, _config_to_variants(config))
+    return PromptModels(directories, nodes, other_rendering=other_rendering, variants=_config_to_variants(config))
 
 
 def _config_to_variants(config: Mapping[str, Any]) -> set[str]:

@@ -206,6 +206,7 @@ def test_every_option_that_the_guide_names_is_there_and_every_folder_and_module(
         "stopped_by",
         "distilled_from",  # a tag
         "start_from",
+        "max_tokens",  # of a variant of compare
     }
     elsewhere |= {"recorded_first", "recorded_only", "tool_choice", "replayed_from"}  # of train.hosted_answers
     elsewhere |= {"rank_consistency", "dr_mas", "at_grpo", "tree_grpo", "blind_fork", "advantage_alignment", "hrpo"}

@@ -155,6 +155,15 @@ def write_advantages(path: Path) -> None:
     duckdb.execute(f"COPY (FROM (VALUES {rows}) t({columns})) TO '{path}' (FORMAT parquet)")
 
 
+@pytest.fixture(autouse=True)
+def _among_no_temporary_files_of_other_tests(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that another process writes just then cannot be looked into, which is told."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+
+
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
     """A run in which Ann and Bob were served: all that `collect`, `train`, `compare` and a judge leave of both."""

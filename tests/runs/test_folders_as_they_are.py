@@ -324,7 +324,7 @@ WRITERS = {
     "marft_bridge/sandbox/worker_main.py": ("open*2", OUTSIDE),
     "marft_bridge/replay/replayed_run.py": ("TemporaryDirectory", OUTSIDE),
     "marft_bridge/serving/adapter_registry.py": (
-        "fchmod make_folder*3 open open_to_write*2 rmtree*2 write_atomically",
+        "fchmod make_folder*4 open open_to_write*2 rmtree*2 write_atomically",
         IN_PLACE,
     ),
     "marft_bridge/serving/prepare_model.py": ("TemporaryDirectory chmod*2 mkdir rename save_pretrained*2", OUTSIDE),
