@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 RECURSION_LIMIT = "recursion limit reached"
-LIMIT_PATTERN = rf"{RECURSION_LIMIT}|longer than \S+ s|its limit of \d+ sampled tokens is used up"
+_LIMIT_PATTERN = rf"{RECURSION_LIMIT}|longer than \S+ s|its limit of \d+ sampled tokens is used up"
 """What the whole text of each of these reasons matches, and that of no other."""
 
 
@@ -25,4 +25,4 @@ def tokens_reason(tokens: int) -> str:
 
 def is_limit(reason: str | None) -> bool:
     """Whether a run that was cut short for this reason came to one of its limits."""
-    return reason is not None and re.fullmatch(LIMIT_PATTERN, reason) is not None
+    return reason is not None and re.fullmatch(_LIMIT_PATTERN, reason) is not None

@@ -44,9 +44,7 @@ class Plan:
     temperature: float  # that of [sampling] where [compare] has none
     metric: str
     limits: Mapping[str, float | None] = field(default_factory=dict)  # of a call and of an episode, by option
-    rewards: Mapping[str, str] = field(
-        default_factory=dict
-    )  # reward -> what computes it: a function, a value or a digest
+    rewards: Mapping[str, str] = field(default_factory=dict)  # reward -> a function, a value or a digest
     looks: tuple[int, ...] = ()  # numbers of tasks after which the outcomes are tested; none: only at the end
 
     def requests(self, teams: Sequence[Team], first: int, last: int) -> list[EpisodeRequest]:

@@ -158,10 +158,7 @@ class NodeChat(ChatOpenAI):
         return not self._is_routed() and super()._use_responses_api(payload)
 
     def _get_request_payload(self, input_: Any, *, stop: list[str] | None = None, **kwargs: Any) -> dict[str, Any]:
-        return self.to_routed(super()._get_request_payload(input_, stop=stop, **kwargs))
-
-    def to_routed(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """A request as the route of the calling node has it, and with the fields that the recorder needs."""
+        payload = super()._get_request_payload(input_, stop=stop, **kwargs)
         call = _current_call.get()
         if call is not None:
             call.shows_logprobs = bool(payload.get("logprobs"))

@@ -1,4 +1,4 @@
-"""A chat model of a class that the app wrote -> the served model, and a warning of what does not run of that class.
+"""A chat model of a class that the app wrote -> a warning of what does not run of that class.
 
 Apps put classes of their own in front of ChatOpenAI or another provider's. Invariant: no method of such a class runs
 around the served model, because nothing makes sure that its answer is the engine's, made of the recorded prompt: it may
@@ -27,12 +27,11 @@ _ANSWERING = (
 _CACHED = 64  # an app may define its class inside a function, anew for each call
 
 
-def with_own_methods(model: BaseChatModel, stand_in: NodeChat, node: str) -> NodeChat:
-    """`stand_in`, which answers for `model`, after a warning of the methods of that one's class that do not run."""
+def warn_of_own_methods(model: BaseChatModel, chat: NodeChat, node: str) -> None:
+    """Warns of the methods of the model's class that do not run where `chat` answers for it."""
     idle_methods, is_provider = _class_to_idle(type(model))
     if idle_methods and (not is_provider or _wraps_model(model)):
-        stand_in.warn_idle_methods(node, type(model).__name__, idle_methods)
-    return stand_in
+        chat.warn_idle_methods(node, type(model).__name__, idle_methods)
 
 
 @functools.lru_cache(maxsize=_CACHED)

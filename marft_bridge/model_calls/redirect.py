@@ -24,7 +24,7 @@ from marft_bridge.common.library_internals import CHAT_INNER, TESTED_VERSIONS, r
 from marft_bridge.model_calls.model_entries import Arguments, stand_in_for_models
 from marft_bridge.model_calls.node_chat_model import NodeChat
 from marft_bridge.model_calls.node_prompts import put_prompt
-from marft_bridge.model_calls.own_methods import with_own_methods
+from marft_bridge.model_calls.own_methods import warn_of_own_methods
 from marft_bridge.model_calls.own_model import own_model_with_answers
 from marft_bridge.model_calls.provider_options import options_to_openai, response_format_to_openai
 from marft_bridge.model_calls.request_rules import is_length_limit
@@ -108,7 +108,8 @@ def make_stand_in(model: BaseChatModel, chat: NodeChat, node: str) -> NodeChat:
         if "response_format" in settings:
             update["model_kwargs"] = {"response_format": settings.pop("response_format")}
         chat.warn_left_out(node, sorted(settings))
-    stand_in = with_own_methods(model, chat.model_copy(update=update), node)
+    warn_of_own_methods(model, chat, node)
+    stand_in = chat.model_copy(update=update)
     # Callbacks receive the serialised model; made anew for each copy, it takes longer than all the rest.
     stand_in.__dict__["_serialized"] = {**chat._serialized, "name": update["name"]}
     return stand_in

@@ -10,11 +10,11 @@ import ast
 import dataclasses
 import datetime
 import enum
-import functools
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -141,7 +141,7 @@ def forms_to_value(json_value: Any, forms: list[Any], classes: Mapping[str, type
     # From the inside out, so that the path to an outer value still leads through JSON when an inner one is made.
     for path, form in sorted(forms, key=lambda entry: -len(entry[0])):
         try:
-            json_value = _replace_at(json_value, path, functools.partial(_make, form=form, classes=classes))
+            json_value = _replace_at(json_value, path, partial(_make, form=form, classes=classes))
         except (LookupError, TypeError, ValueError, ArithmeticError, SyntaxError):
             lost.append([path, form])
     outermost = [
